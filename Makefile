@@ -1,0 +1,45 @@
+# Two commands do all the set-up: `make demo` shows the main job, `make test` runs all tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test test-slow check lock slice clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+demo: $(READY)  ## real traffic through the router to four simulated replicas, three rules compared
+	@$(BIN)/tfirst demo
+
+test: $(READY)  ## run all tests
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## run the long sweeps that `test` leaves out
+	$(BIN)/python -m pytest -m slow
+
+check: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+
+lock:  ## write requirements.lock anew from pyproject.toml (needs pip-tools)
+	pip-compile --quiet --strip-extras --extra dev --generate-hashes --allow-unsafe --no-emit-index-url \
+	  --no-emit-find-links --no-emit-trusted-host --output-file requirements.lock pyproject.toml
+
+slice: $(READY)  ## cut the demo's traffic anew: make slice TRACE=conversation_trace.jsonl.gz
+	$(BIN)/python -m loadtest.replay.slices --trace $(TRACE) --fleet loadtest/demo/fleet.yaml \
+	  --out loadtest/demo/traffic.jsonl.gz
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+
+# The environment is made from the lock file alone; the project itself is installed without looking anything up.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "tfirst needs Python 3.11 or newer as $(PYTHON); try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "making the environment in $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(READY)

@@ -1,0 +1,29 @@
+"""The ways a prompt's state can get to a replica. A closed set: each becomes a metric label."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Path(Enum):
+    LOCAL = "local"  # blocks in the replica's HBM
+    REMOTE = "remote"  # blocks from the shared store: look-up, network, then the replica's host link
+    RECOMPUTE = "recompute"  # nothing reused
+
+
+# Column order of every (replica, path) array.
+PATHS: tuple[Path, ...] = (Path.LOCAL, Path.REMOTE, Path.RECOMPUTE)
+COLUMN: dict[Path, int] = {path: column for column, path in enumerate(PATHS)}
+
+
+def main_source(*, local_tokens: int, remote_tokens: int, prompt_tokens: int) -> Path:
+    """Where most of a prompt's state came from; for reports, since nearly every chat shares a few first tokens.
+
+    All counts >= 0; local + remote <= prompt. Equal counts go to the cheaper source.
+    """
+    computed = prompt_tokens - local_tokens - remote_tokens
+    if local_tokens >= remote_tokens and local_tokens >= computed and local_tokens > 0:
+        return Path.LOCAL
+    if remote_tokens >= computed and remote_tokens > 0:
+        return Path.REMOTE
+    return Path.RECOMPUTE

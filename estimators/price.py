@@ -1,0 +1,41 @@
+"""What placing one request costs everybody else, in seconds: the price of work.
+
+Model     queue behind      lambda / (2 (1 - rho)) ((Q + w)^2 - Q^2), the difference of the M/G/1 first-come
+                            value function before and after w seconds of work join
+          running decodes   n_dec C + d_step x their expected remaining tokens: they stand still while this
+                            prefill runs, and this request's KV lengthens each of their later steps
+Valid     rho < 1; clipped at 0.95, where the price is high and still finite
+Blind to  chunking, which hides part of the stand-still; a policy's weight stands for that
+Source    shape of the value function: Krishnan 1990, Hyytiae et al. 2012; terms as in docs/objectives.md
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimators.ranges import require
+from estimators.view import Column
+
+LARGEST_UTILISATION = 0.95
+
+
+def queue_behind_s(*, arrival_rps: float, utilisation: float, queue_s: Column, work_s: Column) -> Column:
+    """Expected delay, summed over later arrivals, of `work_s` joining behind `queue_s`. Arrays of one shape, >= 0.
+
+    arrival_rps : arrivals per second at one replica, >= 0; the same for all, since per-replica rates feed back
+    utilisation : arrival_rps x mean work, clipped to 0.95
+    """
+    require(0 <= arrival_rps < float("inf"), "arrival_rps", arrival_rps)
+    require(0 <= utilisation < float("inf"), "utilisation", utilisation)
+    factor = arrival_rps / (2.0 * (1.0 - min(utilisation, LARGEST_UTILISATION)))
+    return factor * work_s * (2.0 * queue_s + work_s)
+
+
+def running_decodes_s(
+    *, decode_batch: Column, work_s: Column, step_growth_s: Column, remaining_tokens: Column
+) -> Column:
+    """Delay, summed over running decodes, of a prefill of `work_s` whose KV adds `step_growth_s` to each later step.
+
+    decode_batch : running decodes, >= 0; remaining_tokens : tokens they have yet to produce, summed, >= 0.
+    """
+    return np.add(decode_batch * work_s, step_growth_s * remaining_tokens)

@@ -1,0 +1,37 @@
+"""One request as estimators and policies see it: facts only, no bytes, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What is known of a request before it is placed.
+
+    request_id : unique among requests in flight
+    model : name the client asked for
+    chain : block hashes of the prompt's reusable blocks, seeded by its identity; empty when the tokens
+        are not known. An engine always computes at least one token, so the chain covers at most
+        `prompt_tokens - 1` tokens.
+    prompt_tokens : tokens of the prompt, >= 0; an estimate when `prompt_exact` is false
+    prompt_exact : whether `prompt_tokens` was counted rather than guessed from bytes
+    max_tokens : the client's own limit on output tokens; None when it set none
+    streams : whether the client asked for a stream, so that a first token can be observed
+    generates : whether the request runs a prefill at all (false for /tokenize and the like)
+    explain : whether the client asked for the receipt's summary
+    path : request path, for the receipt only
+    block_tokens : tokens in each block of `chain`, >= 1
+    """
+
+    request_id: str
+    model: str
+    prompt_tokens: int = 0
+    chain: list[int] = field(default_factory=list)
+    prompt_exact: bool = True
+    max_tokens: int | None = None
+    streams: bool = False
+    generates: bool = True
+    explain: bool = False
+    path: str = "/v1/completions"
+    block_tokens: int = 16

@@ -1,0 +1,84 @@
+"""Builders that name only what a test is about."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimators.estimates import Estimates, Estimator, FleetContext, Held
+from estimators.first_token import Discipline
+from estimators.hardware import CARDS
+from estimators.links import Link
+from estimators.request import RequestFacts
+from estimators.roofline import rates_of
+from estimators.shapes import QWEN3_8B
+from estimators.view import FleetView
+
+MODEL = "Qwen/Qwen3-8B"
+GIB = 2.0**30
+
+
+def a_fleet(*cards: str, names: list[str] | None = None) -> FleetView:
+    """A ready, idle fleet with these cards (two A100 when none is named), calibrated to the pure roofline."""
+    cards = cards or ("A100", "A100")
+    view = FleetView(
+        names=names or [f"{card.lower()}-{i}" for i, card in enumerate(cards)],
+        rates=[rates_of(QWEN3_8B, CARDS[card]) for card in cards],
+        kv_capacity_tokens=[400_000.0] * len(cards),
+    )
+    view.ready[:] = True
+    view.models = [frozenset({MODEL})] * len(cards)
+    return view
+
+
+def a_request(prompt_tokens: int = 8448, **changes: object) -> RequestFacts:
+    """A streamed request for the fleet's model."""
+    facts: dict[str, object] = {"request_id": "r-1", "model": MODEL, "streams": True}
+    return RequestFacts(prompt_tokens=prompt_tokens, **{**facts, **changes})  # type: ignore[arg-type]
+
+
+def an_estimator(
+    *,
+    network_bytes_per_s: float | None = None,
+    discipline: Discipline = Discipline.OVERLAPPED,
+    minimum_fetch_tokens: int = 1,
+    rows: int = 2,
+    engine_decides: bool = True,
+) -> Estimator:
+    """The model on its links: 10 ms look-up and the network, then PCIe at 25 GB/s; no store without a rate."""
+    stages: list[list[Link]] = []
+    if network_bytes_per_s is not None:
+        network = Link(network_bytes_per_s, start_s=0.010)
+        stages = [[network, Link(25e9)] for _ in range(rows)]
+    return Estimator(
+        kv_bytes_per_token=QWEN3_8B.kv_bytes_per_token,
+        layers=QWEN3_8B.layers,
+        stages=stages,
+        discipline=discipline,
+        minimum_fetch_tokens=minimum_fetch_tokens,
+        engine_decides=engine_decides,
+    )
+
+
+def held(local_blocks: list[int], store_blocks: int = 0) -> Held:
+    """Leading blocks in each replica's memory and in the store."""
+    return Held(local_blocks=np.array(local_blocks, dtype=np.int32), store_blocks=store_blocks)
+
+
+def quiet(output_tokens: float = 256.0, arrival_rps: float = 0.0, mean_compute_s: float = 0.0) -> FleetContext:
+    """A fleet to which nothing else arrives."""
+    return FleetContext(arrival_rps=arrival_rps, mean_compute_s=mean_compute_s, output_tokens=output_tokens)
+
+
+def estimate(view: FleetView, where: Held, estimator: Estimator | None = None, now_s: float = 0.0) -> Estimates:
+    """Estimates of the standard request."""
+    return (estimator or an_estimator(rows=view.rows)).estimate(a_request(), where, view, quiet(), now_s)
+
+
+class NoHoldings:
+    """A directory that knows nothing, or says what it was told to."""
+
+    def __init__(self, where: Held | None = None) -> None:
+        self.where = where
+
+    def held(self, chain: list[int]) -> Held:
+        return self.where or held([0] * 8)
