@@ -1,0 +1,1 @@
+"""Routing rules: numbers in, one choice out."""

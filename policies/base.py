@@ -1,0 +1,85 @@
+"""What a policy is given, what it returns, and the helpers all rules share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from estimators.estimates import Estimates
+from estimators.paths import PATHS, Path
+from estimators.request import RequestFacts
+from estimators.view import FleetView
+
+
+class Reason(Enum):
+    """Why a candidate was taken. A closed set: it becomes a metric label."""
+
+    ONLY_READY = "only_ready"  # no other replica could be chosen
+    NEXT_IN_TURN = "next_in_turn"
+    LOWER_LOAD = "lower_load"
+    PREFIX_HASH = "prefix_hash"
+    OVERFLOW = "overflow"  # the prefix's own replica was over its bound
+    LOWEST_ESTIMATE = "lowest_estimate"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    row: int  # replica, a row of the fleet view
+    path: Path
+    reason: Reason
+    probability: float = 1.0  # of this choice; below 1 where the policy draws by chance
+
+
+class Policy(Protocol):
+    """One rule. `choose` is asked only when at least one (replica, path) is possible."""
+
+    def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice: ...
+
+
+class PolicyFactory(Protocol):
+    """What an entry point of group `tfirst.policies` names.
+
+    summary, reads, source : one line each, shown by `tfirst policies`
+    """
+
+    summary: str
+    reads: str
+    source: str
+
+    def __call__(self, rng: np.random.Generator, **settings: Any) -> Policy: ...
+
+
+def pick_smallest(values: npt.NDArray[np.float64], rng: np.random.Generator) -> tuple[int, float]:
+    """Index of a smallest value, ties broken uniformly at random, and the probability of that index.
+
+    values : one dimension, at least one finite. Ties are exact up to one part in 10^12.
+    """
+    smallest = float(values.min())
+    tied = np.flatnonzero(values <= smallest + 1e-12 * abs(smallest))
+    if len(tied) == 1:
+        return int(tied[0]), 1.0
+    return int(rng.choice(tied)), 1.0 / len(tied)
+
+
+def choose_replica(
+    values: npt.NDArray[np.float64], reason: Reason, estimates: Estimates, rng: np.random.Generator
+) -> Choice:
+    """The replica with the smallest of `values` (rows,) among those with a possible path."""
+    usable = estimates.usable_rows
+    row, probability = pick_smallest(np.where(usable, values, np.inf), rng)
+    if int(usable.sum()) == 1:
+        reason = Reason.ONLY_READY
+    return Choice(row, estimates.path_at(row), reason, probability)
+
+
+def choose_candidate(values: npt.NDArray[np.float64], estimates: Estimates, rng: np.random.Generator) -> Choice:
+    """The (replica, path) with the smallest of `values` (rows, paths) among the possible."""
+    masked = np.where(estimates.possible, values, np.inf)
+    flat, probability = pick_smallest(masked.ravel(), rng)
+    row, column = divmod(flat, len(PATHS))
+    reason = Reason.LOWEST_ESTIMATE if int(estimates.usable_rows.sum()) > 1 else Reason.ONLY_READY
+    return Choice(row, PATHS[column], reason, probability)

@@ -1,0 +1,31 @@
+"""Every replica in turn.
+
+Reads    which replicas are ready; no load, no cache, no estimate
+Blind to everything else: a slow card gets as much work as a fast one
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimators.estimates import Estimates
+from estimators.request import RequestFacts
+from estimators.view import FleetView
+from policies.base import Choice, Reason
+
+
+class RoundRobin:
+    summary = "every replica in turn"
+    reads = "which replicas are ready"
+    source = "common practice"
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._last = -1
+
+    def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
+        usable = np.flatnonzero(estimates.usable_rows)
+        later = usable[usable > self._last]
+        row = int(later[0] if len(later) else usable[0])
+        self._last = row
+        reason = Reason.NEXT_IN_TURN if len(usable) > 1 else Reason.ONLY_READY
+        return Choice(row, estimates.path_at(row), reason)
