@@ -1,0 +1,254 @@
+"""The fleet file as the simulated replicas read it: what each card, link and store is.
+
+`tfirst serve` and `tfirst plan` read the same file with a reader of their own, so a mistake in one reader
+shows as a disagreement and not as a fleet that is wrong everywhere. `speed` scales the hardware and not the
+clock: peaks, bandwidths and link rates times `speed`, fixed times divided by it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+DISCIPLINES = ("overlapped", "serial", "layerwise")
+DEFAULT_FLEET = Path(__file__).with_name("default_fleet.yaml")
+
+
+class BadFleet(ValueError):
+    """The fleet file cannot be played. The message names the file and the key."""
+
+    def __init__(self, source: str, problem: str) -> None:
+        super().__init__(f"{source}: {problem}")
+        self.source = source
+        self.problem = problem
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `model`: the shape of a dense transformer with grouped-query attention."""
+
+    name: str
+    layers: Count
+    hidden: Count
+    intermediate: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    vocab: Count
+    value_bytes: Count = 2
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights every token passes: attention projections and three MLP matrices, embeddings excluded."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the language model head, passed only by tokens that are sampled."""
+        return self.hidden * self.vocab
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory taken by all weights, input embeddings and an untied head included."""
+        return self.value_bytes * (self.linear_parameters + 2 * self.head_parameters)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
+
+
+class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One entry of `cards`, at speed 1."""
+
+    peak_tflops: Positive
+    memory_gb_s: Positive
+    memory_gib: Positive
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One entry of `links`, at speed 1: bytes per second over 1e9, and milliseconds before the first byte."""
+
+    gb_s: Positive
+    start_ms: NotNegative = 0.0
+
+
+class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `fetch`: what a replica does about blocks that the store has and its own memory lacks."""
+
+    by: str = "engine"
+    discipline: str = "overlapped"
+    minimum_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512
+
+
+class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Section `store`: the shared tier, the two links a fetch passes, and where removals are announced."""
+
+    capacity_gib: Positive
+    network: str
+    host: str
+    events: str | None = None
+
+
+class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One entry of `replicas`. Addresses that are given are used; absent ones are chosen at start-up."""
+
+    name: str
+    card: str
+    url: str | None = None
+    events: str | None = None
+    replay: str | None = None
+
+
+class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Section `engine`: settings only the simulated replicas have. vLLM's names where vLLM has one."""
+
+    token_budget: Count = 2048  # max_num_batched_tokens; smaller steps keep decodes smooth and slow prefill
+    max_running: Count = 256  # max_num_seqs
+    memory_share: Share = 0.9  # gpu_memory_utilization
+    max_model_len: Count = 131072  # lowered to what the card's memory can hold
+    seed: int = 0
+    jitter: NotNegative = 0.03  # sigma of the log-normal factor on each step; 0 makes steps exact
+    median_output_tokens: Positive = 200.0  # of the draw for requests that do not say how long they run
+    sigma_output_tokens: NotNegative = 0.8  # of the same draw, on the log
+
+
+class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole file."""
+
+    model: Model
+    cards: dict[str, Card]
+    replicas: Annotated[list[Replica], msgspec.Meta(min_length=1)]
+    speed: Positive = 1.0
+    block_tokens: Count = 16
+    links: dict[str, Link] = {}
+    fetch: Fetch | None = None
+    store: Store | None = None
+    engine: Engine | None = None
+
+    def kv_blocks(self, card_name: str) -> int:
+        """Blocks that fit beside the weights in the share of a card's memory that the engine may use."""
+        engine = self.engine or Engine()
+        free = self.cards[card_name].memory_gib * 2**30 * engine.memory_share - self.model.weight_bytes
+        return int(free // (self.model.kv_bytes_per_token * self.block_tokens))
+
+
+def read(path: Path) -> Fleet:
+    """The fleet in `path`, checked. Raises BadFleet, also when the file cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else "not UTF-8 text"
+        raise BadFleet(str(path), f"cannot be read: {reason}") from exc
+    return parse(text, source=str(path))
+
+
+def parse(text: str, *, source: str) -> Fleet:
+    """The fleet in `text`; `source` names it in errors. Raises BadFleet."""
+    try:
+        fleet = msgspec.yaml.decode(text, type=Fleet)
+    except msgspec.ValidationError as exc:
+        raise BadFleet(source, str(exc)) from exc
+    except msgspec.DecodeError as exc:
+        raise BadFleet(source, f"is not YAML: {' '.join(str(exc).split())}") from exc
+    check(fleet, source=source)
+    return fleet
+
+
+def check(fleet: Fleet, *, source: str) -> None:
+    """What types cannot say: names that must exist, words from closed sets. Raises BadFleet."""
+    _check_replicas(fleet, source)
+    _check_fetch(fleet, source)
+    store = fleet.store
+    if store is not None:
+        for key, link in (("network", store.network), ("host", store.host)):
+            if link not in fleet.links:
+                raise BadFleet(source, f"store.{key} names {link!r}, which is not under links")
+        _address(store.events, source, "store.events", scheme="tcp")
+
+
+def _check_replicas(fleet: Fleet, source: str) -> None:
+    seen: set[str] = set()
+    for index, replica in enumerate(fleet.replicas):
+        key = f"replicas[{index}]"
+        if replica.name in seen:
+            raise BadFleet(source, f"{key}.name {replica.name!r} is used twice")
+        seen.add(replica.name)
+        if replica.card not in fleet.cards:
+            raise BadFleet(source, f"{key}.card names {replica.card!r}, which is not under cards")
+        if fleet.kv_blocks(replica.card) < 1:
+            raise BadFleet(source, f"cards.{replica.card}.memory_gib leaves no room for KV beside the weights")
+        _address(replica.url, source, f"{key}.url", scheme="http")
+        _address(replica.events, source, f"{key}.events", scheme="tcp")
+        _address(replica.replay, source, f"{key}.replay", scheme="tcp")
+
+
+def _check_fetch(fleet: Fleet, source: str) -> None:
+    if fleet.fetch is None:
+        return
+    if fleet.fetch.by != "engine":
+        raise BadFleet(
+            source, f"fetch.by is {fleet.fetch.by!r}; simulated engines look the store up themselves ('engine')"
+        )
+    if fleet.fetch.discipline not in DISCIPLINES:
+        known = ", ".join(DISCIPLINES)
+        raise BadFleet(source, f"fetch.discipline is {fleet.fetch.discipline!r}; this simulator plays {known}")
+
+
+def _address(value: str | None, source: str, key: str, *, scheme: str) -> None:
+    if value is None:
+        return
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme == scheme and parts.hostname is not None and parts.port is not None
+    except ValueError:
+        good = False
+    if not good:
+        raise BadFleet(source, f"{key} is {value!r}, expected {scheme}://HOST:PORT")
+
+
+def built(*, replicas: int, cards: Sequence[str], speed: float) -> Fleet:
+    """The default fleet with `replicas` replicas, their cards in equal runs in the order given.
+
+    >>> [r.name for r in built(replicas=4, cards=["A100", "H20"], speed=1.0).replicas]
+    ['a100-0', 'a100-1', 'h20-0', 'h20-1']
+    """
+    base = read(DEFAULT_FLEET)
+    counts: dict[str, int] = {}
+    rows: list[Replica] = []
+    for index in range(replicas):
+        card = cards[index * len(cards) // replicas]
+        number = counts.get(card, 0)
+        counts[card] = number + 1
+        rows.append(Replica(name=f"{card.lower()}-{number}", card=card))
+    fleet = msgspec.structs.replace(base, replicas=rows, speed=speed)
+    check(fleet, source="command line")
+    return fleet
+
+
+def write(fleet: Fleet, path: Path) -> None:
+    """Write `fleet` to `path` in one step, so that a reader never sees half a file. Raises OSError."""
+    plain: dict[str, Any] = msgspec.to_builtins(fleet)
+    order = ["speed", *(key for key in Fleet.__struct_fields__ if key not in ("speed", "replicas")), "replicas"]
+    ordered = {key: plain[key] for key in order if plain[key] is not None}
+    text = yaml.safe_dump(ordered, sort_keys=False, default_flow_style=None, width=160)
+    handle, temporary = tempfile.mkstemp(dir=path.parent or Path("."), prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,86 @@
+"""How long one engine step lasts on a card.
+
+Model     step = overhead + activations + max(compute, memory), times a log-normal factor with mean 1.
+          compute: linear FLOPs at an efficiency that saturates with the tokens in the step, plus causal
+          attention FLOPs at a lower one; memory: all weights once, plus the KV that decodes read
+Valid     steps of 1 to some ten thousand tokens on one card, dense models, BF16
+Blind to  tensor parallelism, CUDA graph sizes, quantisation, KV read again by later chunks of one prompt
+Source    the shape of the curve follows what chunked prefill shows on real cards (Agrawal et al., Sarathi-Serve,
+          OSDI 2024, fig. 4); the constants are round numbers and no measurement of one engine release.
+          On purpose not the router's roofline: an estimate that shares its constants is right by construction
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from sim_backends.fleet import Card, Model
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What separates a card from its data sheet. Shares of 1 unless a unit is named."""
+
+    linear_efficiency: float = 0.465  # of peak, reached by matrix products with very many rows
+    unhidden_weight_read: float = 0.5  # of the weight read that the matrix products cannot hide: small chunks pay
+    attention_efficiency: float = 0.35  # of peak, by causal attention with its softmax
+    memory_efficiency: float = 0.80  # of data sheet bandwidth, by long reads
+    activation_passes_hidden: float = 24.0  # reads and writes of the hidden state per layer outside the products
+    activation_passes_intermediate: float = 6.0  # the same for the MLP's wide state
+    step_overhead_s: float = 1.5e-3  # scheduler, launches, sampling, detokenising: per step, divided by speed
+
+
+class ServiceTimes:
+    """Step durations of one replica. Owns its stream of chance; calls must come in step order."""
+
+    def __init__(
+        self,
+        model: Model,
+        card: Card,
+        *,
+        speed: float,
+        jitter: float,
+        rng: random.Random,
+        constants: Constants | None = None,
+    ) -> None:
+        """`jitter` is the sigma of log(step), >= 0; `speed` > 0 scales the hardware."""
+        use = constants or Constants()
+        peak = card.peak_tflops * 1e12 * speed
+        read_bytes_per_s = card.memory_gb_s * 1e9 * speed * use.memory_efficiency
+        linear_flops_per_s = peak * use.linear_efficiency
+        weights_read = model.value_bytes * (model.linear_parameters + model.head_parameters)
+        activation_bytes = (
+            model.layers
+            * model.value_bytes
+            * (use.activation_passes_hidden * model.hidden + use.activation_passes_intermediate * model.intermediate)
+        )
+        self._token_s = 2.0 * model.linear_parameters / linear_flops_per_s
+        self._emit_s = 2.0 * model.head_parameters / linear_flops_per_s
+        self._pair_s = 4.0 * model.layers * model.heads * model.head_dim / (peak * use.attention_efficiency)
+        self._weights_s = weights_read / read_bytes_per_s
+        self._floor_s = use.unhidden_weight_read * self._weights_s
+        self._kv_token_s = model.kv_bytes_per_token / read_bytes_per_s
+        self._activation_s = activation_bytes / read_bytes_per_s
+        self._overhead_s = use.step_overhead_s / speed
+        self._jitter = jitter
+        self._centre = -0.5 * jitter * jitter
+        self._gauss = rng.gauss
+
+    def step_s(self, *, tokens: int, pairs: float, kv_tokens_read: int, emitting: int) -> float:
+        """Duration of one step, seconds, > 0.
+
+        Parameters
+        ----------
+        tokens : tokens computed in the step, >= 1
+        pairs : query-key pairs, new x cached + new^2 / 2 summed over sequences
+        kv_tokens_read : cached tokens that decoding sequences read
+        emitting : sequences that emit a token at the end of the step, <= tokens
+        """
+        compute_s = self._floor_s + tokens * self._token_s + emitting * self._emit_s + pairs * self._pair_s
+        memory_s = self._weights_s + kv_tokens_read * self._kv_token_s
+        exact_s = self._overhead_s + tokens * self._activation_s + (compute_s if compute_s > memory_s else memory_s)
+        if self._jitter == 0.0:
+            return exact_s
+        return exact_s * math.exp(self._centre + self._jitter * self._gauss(0.0, 1.0))

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from sim_backends.service_times import ServiceTimes
+from tests.sim_backends.builders import a_fleet
+
+
+def times(card: str = "A100", *, speed: float = 1.0, jitter: float = 0.0) -> ServiceTimes:
+    fleet = a_fleet()
+    return ServiceTimes(fleet.model, fleet.cards[card], speed=speed, jitter=jitter, rng=random.Random(1))
+
+
+def prefill_s(model: ServiceTimes, tokens: int, *, chunk: int = 2048) -> float:
+    total_s, done = 0.0, 0
+    while done < tokens:
+        new = min(chunk, tokens - done)
+        last = int(done + new == tokens)
+        total_s += model.step_s(tokens=new, pairs=new * done + new * new / 2, kv_tokens_read=0, emitting=last)
+        done += new
+    return total_s
+
+
+def decode_s(model: ServiceTimes, batch: int, context: int) -> float:
+    return model.step_s(tokens=batch, pairs=batch * context, kv_tokens_read=batch * context, emitting=batch)
+
+
+# FLOPs of an 8192-token prompt of Qwen3-8B over half the card's peak, worked out by hand:
+# 2 x 6.9457e9 x 8192 + 4 x 36 x 4096 x 8192^2 / 2 = 1.1380e14 + 0.1979e14.
+@pytest.mark.parametrize(("card", "half_peak"), [("A100", 156e12), ("H20", 74e12)])
+def test_an_8k_prompt_takes_15_to_25_percent_over_half_peak(card: str, half_peak: float) -> None:
+    assert 1.15 < prefill_s(times(card), 8192) / (1.3359e14 / half_peak) < 1.25
+
+
+def test_small_chunks_cost_more_a_token_than_large_ones() -> None:
+    model = times()
+    assert prefill_s(model, 2048, chunk=128) > 1.3 * prefill_s(model, 2048, chunk=2048)
+
+
+def test_prefill_is_faster_on_a100_and_decode_on_h20() -> None:
+    assert prefill_s(times("A100"), 4096) < prefill_s(times("H20"), 4096) / 1.8
+    assert decode_s(times("H20"), 8, 4000) < decode_s(times("A100"), 8, 4000) / 1.7
+
+
+def test_a_decode_step_is_bound_by_reading_weights_and_kv() -> None:
+    """15.1 GB of weights and 8 x 4000 tokens of 147456 bytes at 80 % of 2039 GB/s, by hand: 12.2 ms."""
+    assert decode_s(times(), 8, 4000) == pytest.approx(12.17e-3 + 1.5e-3, rel=0.01)
+
+
+def test_speed_divides_every_part_of_a_step() -> None:
+    assert prefill_s(times(speed=8.0), 3000) == pytest.approx(prefill_s(times(), 3000) / 8, rel=1e-12)
+    assert decode_s(times(speed=8.0), 4, 100) == pytest.approx(decode_s(times(), 4, 100) / 8, rel=1e-12)
+
+
+def test_jitter_keeps_the_mean_and_has_its_sigma() -> None:
+    noisy = times(jitter=0.03)
+    exact_s = decode_s(times(), 4, 100)
+    factors = [decode_s(noisy, 4, 100) / exact_s for _ in range(20_000)]
+    assert statistics.mean(factors) == pytest.approx(1.0, abs=0.002)  # standard error 0.0002
+    assert statistics.stdev(factors) == pytest.approx(0.03, rel=0.05)
