@@ -1,0 +1,362 @@
+"""One event source over ZMQ: subscribe, replay what was missed, apply in order, notice gaps and restarts.
+
+Model     SUB for the live stream, a DEALER for each replay. Live batches wait in the SUB queue while a replay
+          runs; `Sequence` judges each of them afterwards, so order is the publisher's own.
+Valid     publishers that number batches per process; replay replies with or without a topic frame
+Blind to  several publishers behind one bound address: use one address for each
+Source    vLLM's `ZmqEventPublisher` and SGLang's: frames [topic, seq, payload], replay [empty, start] -> ... -> end
+
+A view that lost history is cleared and shown as degraded: it may miss hits, it never believes a block that
+could have been removed meanwhile. It is whole again when the source clears itself or a replay starts at its
+first batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from router.signals.sequence import Sequence, State, Verdict
+from router.signals.wire import BadFrame, Batch, Cleared, Event, decode, frame
+
+log = logging.getLogger(__name__)
+
+Socket = zmq.Socket[bytes]
+_END_SEQ = (1 << 64) - 1
+_SLICE_S = 0.002  # longest stretch of applying batches before other tasks get the loop
+_LOOK_AGAIN_S = 1.0  # idle sockets are looked at this often even if no wake-up came
+_CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
+_LOST = zmq.Event.DISCONNECTED
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one publisher is.
+
+    events : ZMQ address of its PUB socket; an address with `*` is bound here and the engine connects
+    replay : ZMQ address of its replay ROUTER, None when it has none
+    topic : prefix of the topics wanted
+    rank : data-parallel rank it speaks for, None when there is only one
+    first_seq : number of a new process's first batch
+    one_copy : see `Directory.add_source`
+    """
+
+    events: str
+    replay: str | None = None
+    topic: str = ""
+    rank: int | None = None
+    first_seq: int = 0
+    one_copy: bool = False
+
+
+@dataclass(slots=True)
+class SubscriberCounts:
+    """Counters since the start; gaps, restarts and stale batches are on `EventSubscriber.sequence`."""
+
+    batches: int = 0
+    bad_frames: int = 0
+    replays: int = 0
+    replays_failed: int = 0  # no end marker within the deadline
+    reconnects: int = 0
+    unreplayable: int = 0  # gaps and starts that had no replay to fill them
+    errors: int = 0  # unexpected exceptions; the batch was skipped or the loop restarted
+
+
+def _clears_all(event: Event) -> bool:
+    return isinstance(event, Cleared) and event.model is None
+
+
+def _has_input(socket: Socket) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+async def _readable(deadline_s: float, *sockets: Socket) -> None:
+    """Wait until one of the sockets has a message.
+
+    Plain sockets and their file descriptors, since an asyncio receive costs more than applying a batch.
+    A descriptor only says "look again": it is watched while nothing else reads the socket, and each look at
+    EVENTS rearms it.
+
+    Raises
+    ------
+    TimeoutError : nothing came within `deadline_s`
+    """
+    if any(map(_has_input, sockets)):
+        return
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+    for socket in sockets:
+        loop.add_reader(socket.fileno(), woken.set)
+    try:
+        async with asyncio.timeout(deadline_s):
+            while not any(map(_has_input, sockets)):
+                await woken.wait()
+                woken.clear()
+    finally:
+        for socket in sockets:
+            loop.remove_reader(socket.fileno())
+
+
+class EventSubscriber:
+    """Owner of one subscription. `start` inside a running loop, `stop` before the loop ends.
+
+    Parameters
+    ----------
+    source : where to listen
+    apply : called with each batch in the publisher's order; must not await
+    cleared : called when everything heard so far must be forgotten
+    replay_deadline_s : longest silence during a replay, > 0
+    retry_s : pause before the loop is restarted after an unexpected error, > 0
+    context : ZMQ context to share; by default one of its own
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        apply: Callable[[Batch], object],
+        cleared: Callable[[], object],
+        *,
+        replay_deadline_s: float = 5.0,
+        retry_s: float = 1.0,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not (replay_deadline_s > 0 and retry_s > 0):
+            raise ValueError("replay_deadline_s and retry_s must be positive")
+        self.source = source
+        self.sequence = Sequence(source.first_seq)
+        self.counts = SubscriberCounts()
+        self.address: str | None = None  # as bound or connected; tells the port a wildcard became
+        self._apply = apply
+        self._cleared = cleared
+        self._replay_deadline_s = replay_deadline_s
+        self._retry_s = retry_s
+        self._own_context = context is None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context() if context is None else context
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._slice_start_s = 0.0
+        self._last_payload = b""
+
+    @property
+    def state(self) -> State:
+        return self.sequence.state
+
+    def start(self) -> None:
+        """Begin listening; the publisher need not exist yet."""
+        assert self._task is None, "start is called once"
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"events {self.source.events}")
+
+    async def stop(self) -> None:
+        """End the task and close its sockets. What was applied stays applied."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        if self._own_context:
+            self._context.destroy(linger=0)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._listen()
+            except Exception:
+                self.counts.errors += 1
+                log.exception("event source %s failed; retrying in %g s", self.source.events, self._retry_s)
+                self._forget()  # the failed batch is lost, so the view cannot be trusted
+                self.sequence.connected = False
+                self.sequence.history_lost()
+                await asyncio.sleep(self._retry_s)
+
+    async def _listen(self) -> None:
+        sub = self._context.socket(zmq.SUB)
+        monitor = sub.get_monitor_socket(_CONNECTED | _LOST)
+        try:
+            sub.setsockopt(zmq.RCVHWM, 0)
+            sub.setsockopt(zmq.LINGER, 0)
+            # Dead peers (a host gone without FIN) are noticed in seconds instead of never.
+            sub.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+            sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+            sub.setsockopt_string(zmq.SUBSCRIBE, self.source.topic)
+            if "*" in self.source.events:
+                sub.bind(self.source.events)
+            else:
+                sub.connect(self.source.events)
+            self.address = sub.getsockopt_string(zmq.LAST_ENDPOINT)
+            await self._serve(sub, monitor)
+        finally:
+            sub.disable_monitor()
+            monitor.close(linger=0)
+            sub.close(linger=0)
+
+    async def _serve(self, sub: Socket, monitor: Socket) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await _readable(_LOOK_AGAIN_S, sub, monitor)
+            self._slice_start_s = self._clock()
+            # Connection news first: a batch of the next process must not be judged by the old cursor.
+            while _has_input(monitor):
+                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                await self._connection_changed(event == _CONNECTED)
+            while _has_input(sub) and not _has_input(monitor):
+                await self._live(sub.recv_multipart(zmq.NOBLOCK))
+                await self._breathe()  # also when none of them took effect
+
+    async def _connection_changed(self, connected: bool) -> None:
+        self.sequence.connected = connected
+        if not connected:
+            return
+        if self.sequence.last is None:
+            await self._replay(self.sequence.first)
+        else:
+            self.counts.reconnects += 1
+            await self._resume()
+
+    async def _live(self, frames: list[bytes]) -> None:
+        try:
+            seq, payload = frame(frames)
+        except BadFrame:
+            self.counts.bad_frames += 1
+            return
+        batch = self._decoded(payload)
+        ts_s = 0.0 if batch is None else batch.ts_s
+        verdict = self.sequence.feed(seq, ts_s)
+        answered = False
+        if verdict is Verdict.RESTART:
+            self._forget()
+            answered = await self._replay(self.sequence.first)
+            verdict = self.sequence.judge(seq)
+        elif verdict is Verdict.GAP:
+            self.sequence.gap(seq)
+            answered = await self._replay(self.sequence.expected)
+            verdict = self.sequence.judge(seq)
+        if verdict is Verdict.GAP:
+            if answered and self.sequence.is_older(ts_s):
+                self.sequence.stray()  # not in the publisher's history, and older than what is
+                return
+            self._lose_history()
+        if verdict is not Verdict.STALE:
+            await self._take(seq, payload, batch)
+
+    def _decoded(self, payload: bytes) -> Batch | None:
+        try:
+            return decode(payload)
+        except BadFrame as exc:
+            self.counts.bad_frames += 1
+            if self.counts.bad_frames == 1:
+                log.warning("event source %s: %s", self.source.events, exc)
+            return None
+
+    async def _take(self, seq: int, payload: bytes, batch: Batch | None) -> None:
+        """Let one batch take effect. One that cannot be read is part of the sequence, but its news is lost."""
+        if batch is None:
+            self._lose_history()
+        else:
+            if seq == self.sequence.first or any(_clears_all(event) for event in batch.events):
+                self.sequence.history_whole()
+            self._apply_counted(batch)
+        self.sequence.applied(seq, 0.0 if batch is None else batch.ts_s, self._clock())
+        self._last_payload = payload
+        await self._breathe()
+
+    async def _breathe(self) -> None:
+        if self._clock() - self._slice_start_s > _SLICE_S:
+            await asyncio.sleep(0)
+            self._slice_start_s = self._clock()
+
+    def _apply_counted(self, batch: Batch) -> None:
+        # Caught for each batch: restarting the loop would replay the same batch and fail on it for ever.
+        try:
+            self._apply(batch)
+            self.counts.batches += 1
+        except Exception:
+            self.counts.errors += 1
+            log.exception("event source %s: a batch could not be applied", self.source.events)
+            self._lose_history()
+
+    def _forget(self) -> None:
+        self._cleared()
+        self.sequence.reset()
+
+    def _lose_history(self) -> None:
+        """Removals may be among what is missing, so nothing heard before can be believed."""
+        self.counts.unreplayable += 1
+        if self.sequence.last is not None:
+            self._cleared()
+        self.sequence.history_lost()
+
+    async def _replay(self, start: int) -> bool:
+        """Apply what the publisher still has from `start` on. True when it sent all of it, up to the end marker."""
+        if self.source.replay is None:
+            return False
+        self.sequence.replaying(True)
+        self.counts.replays += 1
+        try:
+            async with aclosing(self._history(self.source.replay, start)) as history:
+                async for seq, payload in history:
+                    if self.sequence.judge(seq) is Verdict.GAP:  # the window has passed `start`
+                        self._lose_history()
+                    await self._take(seq, payload, self._decoded(payload))
+        except TimeoutError:
+            self.counts.replays_failed += 1
+            return False
+        finally:
+            self.sequence.replaying(False)
+        return True
+
+    async def _resume(self) -> None:
+        """After a reconnect: the last batch comes again unchanged if the process is still the same one."""
+        last = self.sequence.last
+        assert last is not None, "resume follows a first connection"
+        if self.source.replay is None:
+            return
+        if await self._continues(self.source.replay, last):
+            await self._replay(last + 1)
+        else:
+            self._forget()
+            if not await self._replay(self.sequence.first):
+                self.sequence.history_lost()
+
+    async def _continues(self, address: str, last: int) -> bool:
+        with suppress(TimeoutError):
+            async with aclosing(self._history(address, last)) as history:
+                async for seq, payload in history:
+                    return seq == last and payload == self._last_payload
+        return False
+
+    async def _history(self, address: str, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
+        """Batches from `start` as the publisher replays them, each number once and rising.
+
+        Raises
+        ------
+        TimeoutError : nothing came for the deadline, end marker included
+        """
+        dealer = self._context.socket(zmq.DEALER)
+        try:
+            dealer.setsockopt(zmq.RCVHWM, 0)  # with the default, a slow reader loses the end marker
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(address)
+            dealer.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
+            reached = start - 1
+            while True:
+                await _readable(self._replay_deadline_s, dealer)
+                try:
+                    seq, payload = frame(dealer.recv_multipart(zmq.NOBLOCK))
+                except BadFrame:
+                    self.counts.bad_frames += 1
+                    continue
+                if not payload or seq == _END_SEQ:
+                    return
+                if seq > reached:
+                    reached = seq
+                    yield seq, payload
+        finally:
+            dealer.close(linger=0)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from router.signals.discovery import event_sources, sglang_sources, vllm_sources
+from router.signals.subscriber import Source
+from tests.router.signals.events import VECTORS
+
+
+def recorded(name: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads((VECTORS / f"{name}.json").read_text())
+    return answer
+
+
+@asynccontextmanager
+async def an_engine(**answers: object) -> AsyncIterator[str]:
+    """Serves each path in `answers` as JSON; every other path is 404."""
+
+    async def answer(request: web.Request) -> web.Response:
+        body = answers.get(request.path.strip("/"))
+        return web.json_response(body) if body is not None else web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+async def sources_of(base_url: str) -> list[Source]:
+    async with aiohttp.ClientSession() as session:
+        return await event_sources(session, base_url, timeout_s=2.0)
+
+
+async def test_vllm_names_a_source_for_each_rank_at_the_host_of_its_url() -> None:
+    async with an_engine(kv_event_sources=recorded("vllm_kv_event_sources")) as url:
+        assert await sources_of(url) == [
+            Source("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5567", rank=0),
+            Source("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5568", rank=1),
+        ]
+
+
+async def test_sglang_names_base_ports_to_which_the_rank_is_added() -> None:
+    async with an_engine(server_info=recorded("sglang_server_info_kv_events")) as url:
+        assert await sources_of(url) == [
+            Source("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5559", rank=0, one_copy=True),
+            Source("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5560", rank=1, one_copy=True),
+        ]
+
+
+@pytest.mark.parametrize("answer", [[], {"0": None}, {"kv_events": None}, {"0": {"publisher": "null"}}, {"x": {}}])
+async def test_an_engine_that_names_nothing_usable_has_no_sources(answer: object) -> None:
+    async with an_engine(kv_event_sources=answer, server_info=answer) as url:
+        assert await sources_of(url) == []
+
+
+async def test_an_engine_that_is_down_has_no_sources() -> None:
+    async with an_engine() as url:
+        assert await sources_of(url) == []
+    assert await sources_of(url) == []
+
+
+def test_a_named_host_is_kept_and_a_version_6_host_is_bracketed() -> None:
+    entry = {"publisher": "zmq", "endpoint": "tcp://10.0.0.7:5557", "replay_endpoint": None, "topic": "kv"}
+    assert vllm_sources({"0": entry}, "example") == [Source("tcp://10.0.0.7:5557", None, "kv", 0)]
+    entry["endpoint"] = "tcp://*:5557"
+    assert vllm_sources({"0": entry}, "fd00::1")[0].events == "tcp://[fd00::1]:5557"
+    info = {"publisher": "zmq", "endpoint_host": "10.0.0.8", "endpoint_port_base": 7000}
+    assert sglang_sources({"kv_events": info}, "x") == [Source("tcp://10.0.0.8:7000", rank=0, one_copy=True)]

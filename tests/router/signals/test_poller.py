@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from router.signals.poller import LoadPoller, model_names
+from router.signals.prometheus_text import Load
+
+CARDS = {"data": [{"id": "m1", "parent": None}, {"id": "ad-1", "parent": "m1"}]}
+PAGE = 'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 5\n'
+
+
+class Engine:
+    """An engine's answers; change them while it is polled. A status of None holds the answer back for ever."""
+
+    def __init__(self) -> None:
+        self.health: int | None = 200
+        self.metrics: tuple[int, str] = (200, PAGE)
+        self.models: tuple[int, object] = (200, CARDS)
+        self.asked: list[str] = []
+        self.at_once = 0
+        self.most_at_once = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if request.path == "/health":
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            try:
+                if self.health is None:
+                    await asyncio.Event().wait()
+                return web.Response(status=self.health or 500)
+            finally:
+                self.at_once -= 1
+        if request.path == "/metrics":
+            return web.Response(status=self.metrics[0], text=self.metrics[1])
+        return web.json_response(self.models[1], status=self.models[0])
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self.answer)
+        async with TestServer(app, handler_cancellation=True) as server:
+            yield str(server.make_url("")).rstrip("/")
+
+
+class Heard:
+    """What the poller reported, in order."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[int, Load, float, float]] = []
+        self.ups: list[tuple[int, tuple[str, ...]]] = []
+        self.downs: list[tuple[int, str]] = []
+        self._changed = asyncio.Event()
+
+    def on_load(self, row: int, load: Load, sent_s: float, received_s: float) -> None:
+        self.loads.append((row, load, sent_s, received_s))
+        self._changed.set()
+
+    def on_up(self, row: int, models: tuple[str, ...]) -> None:
+        self.ups.append((row, models))
+        self._changed.set()
+
+    def on_down(self, row: int, reason: str) -> None:
+        self.downs.append((row, reason))
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@asynccontextmanager
+async def a_poller(heard: Heard, *, timeout_s: float = 2.0, period_s: float = 0.01) -> AsyncIterator[LoadPoller]:
+    async with aiohttp.ClientSession() as session:
+        poller = LoadPoller(
+            session,
+            on_load=heard.on_load,
+            on_up=heard.on_up,
+            on_down=heard.on_down,
+            period_s=period_s,
+            timeout_s=timeout_s,
+        )
+        try:
+            yield poller
+        finally:
+            await poller.stop()
+
+
+async def rounds(poller: LoadPoller, count: int) -> None:
+    """Rounds in the test's own time: no task, no period."""
+    for _ in range(count):
+        for endpoint in poller.endpoints.values():
+            await poller.poll_once(endpoint)
+
+
+async def test_an_endpoint_that_answers_is_up_with_its_models_and_load() -> None:
+    heard = Heard()
+    async with Engine().serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 3)
+        assert heard.ups == [(0, ("m1", "ad-1"))]
+        assert poller.endpoints[url].parents == {"ad-1": "m1"}
+    assert [load.running for _, load, _, _ in heard.loads] == [8.0] * 3
+    assert all(sent_s <= received_s for _, _, sent_s, received_s in heard.loads)
+
+
+async def test_ranks_behind_one_url_are_told_apart_and_asked_once() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(4, url, "0")
+        poller.watch(5, url + "/", "1")
+        await rounds(poller, 1)
+    assert {row: load.running for row, load, _, _ in heard.loads} == {4: 3.0, 5: 5.0}
+    assert sorted(engine.asked) == ["/health", "/metrics", "/v1/models"]
+    assert sorted(row for row, _ in heard.ups) == [4, 5]
+
+
+async def test_three_misses_in_a_row_are_down_once_and_the_next_answer_is_up_again() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 1)
+        engine.health = 503
+        await rounds(poller, 2)
+        assert heard.downs == []
+        await rounds(poller, 4)
+        assert heard.downs == [(0, "/health answered 503")]
+        engine.health = 200
+        await rounds(poller, 1)
+    assert heard.ups == [(0, ("m1", "ad-1"))] * 2
+
+
+async def test_misses_that_are_not_in_a_row_change_nothing() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        for health in (200, 503, 503, 200, 503, 503, 200):
+            engine.health = health
+            await rounds(poller, 1)
+    assert (len(heard.ups), heard.downs) == (1, [])
+
+
+async def test_an_endpoint_nobody_listens_on_is_down_with_a_reason_and_no_load() -> None:
+    heard = Heard()
+    async with Engine().serving() as url:
+        pass
+    async with a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 3)
+    assert (len(heard.downs), heard.ups, heard.loads) == (1, [], [])
+    assert "onnect" in heard.downs[0][1]
+
+
+async def test_a_silent_endpoint_is_a_miss_after_the_time_limit() -> None:
+    heard, engine = Heard(), Engine()
+    engine.health = None
+    async with engine.serving() as url, a_poller(heard, timeout_s=0.05) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 3)
+    assert heard.downs == [(0, "no answer within the time limit")]
+
+
+@pytest.mark.parametrize("metrics", [(404, ""), (200, ""), (200, "<html>")])
+async def test_without_metrics_the_replica_is_up_and_its_load_unknown(metrics: tuple[int, str]) -> None:
+    heard, engine = Heard(), Engine()
+    engine.metrics = metrics
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 1)
+    assert (heard.ups, [load for _, load, _, _ in heard.loads]) == ([(0, ("m1", "ad-1"))], [Load()])
+
+
+async def test_without_a_health_route_the_model_list_is_the_probe() -> None:
+    heard, engine = Heard(), Engine()
+    engine.health = 404
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 3)
+        assert (len(heard.ups), heard.downs) == (1, [])
+        engine.models = (500, {})
+        await rounds(poller, 3)
+    assert len(heard.downs) == 1
+
+
+async def test_models_learned_late_are_told_and_a_broken_list_takes_none_away() -> None:
+    heard, engine = Heard(), Engine()
+    engine.models = (503, {})
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 1)
+        engine.models = (200, CARDS)
+        await rounds(poller, 1)
+        engine.models = (200, {"data": "broken"})
+        await rounds(poller, 40)
+        engine.models = (200, {"data": [{"id": "m1"}]})
+        await rounds(poller, 20)
+    assert heard.ups == [(0, ()), (0, ("m1", "ad-1")), (0, ("m1",))]
+
+
+async def test_polling_runs_by_itself_in_parallel_without_overlap_and_stops() -> None:
+    heard, quick, stuck = Heard(), Engine(), Engine()
+    stuck.health = None
+    async with quick.serving() as url, stuck.serving() as stuck_url, a_poller(heard, timeout_s=0.1) as poller:
+        poller.watch(0, url)
+        poller.watch(1, stuck_url)
+        poller.start()
+        await heard.until(lambda: bool(heard.downs))
+        assert sum(row == 0 for row, *_ in heard.loads) > 3, "a stuck endpoint must not slow the others"
+        await poller.stop()
+        told = len(heard.loads)
+        await asyncio.sleep(0)
+        assert len(heard.loads) == told
+    assert (heard.downs[0][0], quick.most_at_once, stuck.most_at_once) == (1, 1, 1)
+
+
+async def test_a_callback_that_fails_is_counted_and_polling_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    heard, failures = Heard(), [RuntimeError("once")]
+
+    def on_up(row: int, models: tuple[str, ...]) -> None:
+        if failures:
+            raise failures.pop()
+        heard.on_up(row, models)
+
+    async with Engine().serving() as url, a_poller(heard) as poller:
+        poller._on_up = on_up
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: bool(heard.ups))
+        assert poller.errors == 1
+    assert "polling" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"data": 5}', b'{"data": [null, {"id": 7}]}', b"\xff"])
+def test_a_broken_model_list_names_nothing(body: bytes) -> None:
+    assert model_names(body) == ((), {})
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        LoadPoller(None, on_load=print, on_up=print, on_down=print, period_s=0.0)  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.signals.prometheus_text import Load, load_of, loads_of
+from tests.router.signals.events import VECTORS
+
+SCRAPES = ["vllm_0.33.0", "vllm_0.9.2_legacy", "sglang_0.5.23"]
+OTHER_NAMES = {"page_size": "block_size"}
+
+
+def scrape(name: str) -> str:
+    return (VECTORS / f"metrics_{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", SCRAPES)
+def test_a_recorded_scrape_gives_its_signals_for_each_rank(name: str) -> None:
+    expected: dict[str, dict[str, Any]] = json.loads((VECTORS / f"metrics_{name}.signals.json").read_text())
+    assert loads_of(scrape(name)).keys() == expected.keys()
+    for rank, signals in expected.items():
+        load = load_of(scrape(name), rank)
+        assert {key: getattr(load, OTHER_NAMES.get(key, key)) for key in signals} == signals
+        assert load.anomalies == 0
+
+
+def test_all_ranks_together_are_summed_and_shares_averaged() -> None:
+    load = load_of(scrape("vllm_0.33.0"))
+    assert (load.running, load.waiting, load.kv_usage) == (9.0, 3.0, 0.25)
+    assert (load.block_size, load.num_gpu_blocks) == (16, 55042)
+
+
+@pytest.mark.parametrize("page", ["", "<html><body>vllm</body></html>", "# HELP vllm:num_requests_running x\n"])
+def test_a_page_without_samples_is_unknown_not_zero(page: str) -> None:
+    assert load_of(page) == Load()
+    assert load_of(page, "0") == Load()
+
+
+def test_a_missing_series_stays_unknown_beside_a_zero() -> None:
+    load = load_of("vllm:num_requests_running 0\n")
+    assert (load.running, load.waiting, load.kv_usage) == (0.0, None, None)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many", ""])
+def test_a_value_that_means_nothing_is_unknown_and_counted(value: str) -> None:
+    load = load_of(f'vllm:num_requests_waiting{{engine="0"}} {value}\nvllm:num_requests_running{{engine="0"}} 2\n')
+    assert (load.waiting, load.running, load.anomalies) == (None, 2.0, 1)
+
+
+def test_a_share_above_one_is_an_anomaly() -> None:
+    assert load_of("vllm:kv_cache_usage_perc 43.75\n") == Load(anomalies=1)
+
+
+def test_one_unknown_rank_makes_the_sum_unknown() -> None:
+    page = 'vllm:num_requests_waiting{engine="0"} 7\nvllm:num_requests_waiting{engine="1"} NaN\n'
+    assert load_of(page).waiting is None
+    assert load_of(page, "0").waiting == 7.0
+
+
+def test_the_new_name_counts_before_the_old_one() -> None:
+    page = "vllm:gpu_cache_usage_perc 0.9\nvllm:kv_cache_usage_perc 0.25\n"
+    assert load_of(page).kv_usage == 0.25
+    assert load_of("vllm:gpu_cache_usage_perc 0.9\n").kv_usage == 0.9
+
+
+def test_names_are_matched_whole_and_labels_may_hold_anything() -> None:
+    page = (
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 5\n'
+        'vllm:num_requests_waiting{engine="1",model_name="a\\"}b,engine=\\"9"} 4 1767225600000\n'
+    )
+    assert {rank: load.waiting for rank, load in loads_of(page).items()} == {"1": 4.0}
+
+
+def test_priorities_of_sglang_are_not_added_to_their_total() -> None:
+    page = (
+        'sglang:num_queue_reqs{dp_rank="0",priority=""} 5\n'
+        'sglang:num_queue_reqs{dp_rank="0",priority="1"} 3\n'
+        'sglang:num_queue_reqs{dp_rank="0",priority="2"} 2\n'
+    )
+    assert load_of(page).waiting == 5.0
+    assert load_of(page.split("\n", 1)[1]).waiting is None, "parts without their total are not the load"
+
+
+def test_sleep_and_process_start_are_told() -> None:
+    page = (
+        'process_start_time_seconds 1.7672256e+09\nvllm:num_requests_running{engine="0"} 0\n'
+        'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0\n'
+        'vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 1\n'
+    )
+    load = load_of(page)
+    assert (load.asleep, load.started_s) == (True, 1767225600.0)
+    assert load_of(scrape("vllm_0.33.0"), "0").asleep is False
