@@ -1,0 +1,69 @@
+"""What the `Dispatcher` asks its shell to do, and what the shell tells it about the end of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from estimators.request import RequestFacts
+
+
+class Cause(Enum):
+    """Why an attempt failed. A closed set: each becomes a metric label."""
+
+    CONNECT = "connect"  # no connection within the limit, or refused
+    NO_ANSWER = "no_answer"  # connection lost, or silent past the limit, before any response byte
+    BAD_ANSWER = "bad_answer"  # bytes that are not HTTP, before anything was relayed
+    OVERLOADED = "overloaded"  # 429 or 503 head: meant for retry elsewhere
+    BROKEN = "broken"  # lost or malformed after response bytes were relayed: never retried
+
+
+class Outcome(Enum):
+    """How a request ended, once. A closed set: each becomes a metric label."""
+
+    OK = "ok"  # a complete 2xx answer
+    CLIENT_ERROR = "client_error"  # the replica answered 3xx or 4xx; neutral for health
+    SERVER_ERROR = "server_error"  # the replica answered 5xx
+    FAILED = "failed"  # no complete answer: see Cause
+    CANCELLED = "cancelled"  # the client left
+    REFUSED = "refused"  # the router answered by itself
+
+
+@dataclass(slots=True)
+class Ended:
+    """What the relay saw of a complete answer. Unknown stays None."""
+
+    status: int
+    output_tokens: int | None = None  # from the answer's usage
+    cached_tokens: int | None = None  # from usage.prompt_tokens_details; off by default in engines
+    prompt_tokens: int | None = None  # from usage
+    stream_error: bool = False  # an error object arrived inside a 200 stream
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    """Send the request, byte for byte, to `base_url`. Closed by exactly one of finished, failed, cancelled."""
+
+    request: RequestFacts
+    row: int  # replica, a row of the fleet view
+    replica: str  # its name, for messages and response headers
+    base_url: str  # http://host:port of its endpoint
+    attempt: int = 1
+    extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # added to the upstream request
+    explain: str | None = None  # JSON for the response header x-tfirst-explain, when asked for
+    booking: Any = None  # the dispatcher's own record; opaque to the shell
+
+
+@dataclass(slots=True)
+class Refuse:
+    """Answer the client with an error in the API's form."""
+
+    status: int
+    kind: str  # the error's `type`, for example "NotFoundError"
+    message: str  # one sentence an operator can act on
+    retry_after_s: int | None = None
+    param: str | None = None
+
+
+Action = Send | Refuse

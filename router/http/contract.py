@@ -1,0 +1,63 @@
+"""What the traffic port needs from the rest of the router, and the limits it keeps.
+
+Everything that decides is behind `Decider`; everything that reads a prompt is behind `PromptReader`. The
+traffic port itself holds every byte and no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Protocol
+
+import msgspec
+
+from estimators.request import RequestFacts
+from router.actions import Action, Cause, Ended, Refuse, Send
+from router.http.head import RequestHead
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Bytes = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Decider(Protocol):
+    """Owns choice and retry. Each `Send` is closed by exactly one of finished, failed and cancelled.
+
+    `now_s` is the clock's value, in seconds. None of these raises in normal operation; if one does, the client
+    gets a 500 and the relay lets go of everything.
+    """
+
+    def arrived(self, request: RequestFacts, now_s: float) -> list[Action]: ...
+    def first_token(self, sent: Send, now_s: float) -> list[Action]: ...
+    def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]: ...
+    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]: ...
+    def cancelled(self, sent: Send, now_s: float) -> list[Action]: ...
+
+
+PromptReader = Callable[[RequestHead, bytes], RequestFacts | Refuse]
+Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
+Clock = Callable[[], float]
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one client may make the router hold."""
+
+    max_body_bytes: Bytes = 64 * 1024 * 1024  # beyond: 413. Images and long contexts need tens of MiB
+    max_head_bytes: Bytes = 64 * 1024  # request line and all fields; beyond: 431
+    max_head_fields: Count = 100  # beyond: 431
+    max_waiting_requests: Count = 16  # pipelined behind the one in progress; then the client is not read
+    max_waiting_bytes: Bytes = 1024 * 1024  # their bodies; the same consequence
+    max_idle_per_endpoint: Count = 1024  # pooled connections; more are closed, in-use ones are not limited
+
+
+class TimeOuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long the router waits for a peer. There is no limit on a stream that progresses."""
+
+    connect_s: Seconds = 5.0
+    first_byte_s: Seconds = 600.0  # from the request to the response head: holds queue wait and prefill
+    stall_s: Seconds = 300.0  # between two pieces of a response, and for a client that does not read
+    request_head_s: Seconds = 60.0  # from the first byte of a request to the end of its head
+    request_body_s: Seconds = 60.0  # from there to its end: a slow sender holds no replica, but memory
+    keep_alive_s: Seconds = 75.0  # a client's connection without a request
+    pool_idle_s: Seconds = 60.0  # an endpoint's; engines often close after 5 s, which costs one new connection
+    linger_s: Seconds = 5.0  # reading on after a rejected request, so that the client can see the answer

@@ -1,0 +1,104 @@
+"""The traffic port: listens, knows its connections, and stops without losing an answer it can still finish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+
+from router.http.client import ClientConnection
+from router.http.contract import Answer, Clock, Decider, Limits, PromptReader, TimeOuts
+from router.http.pool import Pool
+from router.http.shared import Counts, Shared
+
+_BACKLOG = 4096  # a burst of clients must not meet refused connections
+
+
+class TrafficPort:
+    """Owns the listening socket, all client connections and the pool. Made and used inside a running loop.
+
+    decider : owns every rule
+    read_prompt : makes `RequestFacts` of a whole request, or a refusal
+    answer : makes the router's own answers
+    clock : what the decider is told as `now_s`; the loop's clock when None
+    upstream_tls : context for https endpoints; the system's trust store when None
+    """
+
+    def __init__(
+        self,
+        decider: Decider,
+        *,
+        read_prompt: PromptReader,
+        answer: Answer,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
+        times: TimeOuts | None = None,
+        upstream_tls: ssl.SSLContext | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        limits = limits or Limits()
+        times = times or TimeOuts()
+        pool = Pool(loop, limits=limits, times=times, tls=upstream_tls)
+        self._shared = Shared(loop, decider, read_prompt, answer, clock or loop.time, pool, limits, times)
+        self._server: asyncio.Server | None = None
+
+    @property
+    def counts(self) -> Counts:
+        return self._shared.counts
+
+    @property
+    def pool(self) -> Pool:
+        return self._shared.pool
+
+    @property
+    def open_connections(self) -> int:
+        """Client connections."""
+        return len(self._shared.clients)
+
+    @property
+    def open_exchanges(self) -> int:
+        """Requests that were placed, or wait to be, and are not answered yet."""
+        return sum(client.busy for client in self._shared.clients)
+
+    @property
+    def port(self) -> int:
+        """The port listened on, which the system chose when 0 was asked for."""
+        assert self._server is not None, "the port was started"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
+        """Listen.
+
+        Raises
+        ------
+        OSError : the address is in use or not ours
+        """
+        self._server = await self._shared.loop.create_server(
+            lambda: ClientConnection(self._shared), host, port, ssl=tls, backlog=_BACKLOG
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nobody, let answers in progress end for at most `grace_s`, cut the rest visibly, close all."""
+        if self._server is not None:
+            self._server.close()
+        for client in list(self._shared.clients):
+            client.stop()
+        await self._wait_for_clients(grace_s)
+        self.cut()
+        await self._wait_for_clients(1.0)
+        await self._shared.pool.close()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def cut(self) -> None:
+        """Cut all answers in progress, visibly; a `stop` that waits for them then goes on."""
+        for client in list(self._shared.clients):
+            client.stop_now()
+
+    async def _wait_for_clients(self, limit_s: float) -> None:
+        """Until no client is connected, or the limit has passed."""
+        self._shared.deserted.clear()
+        if self._shared.clients:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._shared.deserted.wait()

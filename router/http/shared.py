@@ -1,0 +1,45 @@
+"""What all connections of one traffic port have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from router.http.contract import Answer, Clock, Decider, Limits, PromptReader, TimeOuts
+from router.http.pool import Pool
+
+if TYPE_CHECKING:
+    from router.http.client import ClientConnection
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened that no answer and no decider tells about."""
+
+    internal_errors: int = 0  # decider, prompt reader or own answers raised
+    reader_failures: int = 0  # a side reader raised; its answer was relayed all the same
+    repeats: int = 0  # a pooled connection was dead; the request went out again on a new one
+    rejected: dict[int, int] = field(default_factory=dict)  # refused before they were whole, by status
+
+
+@dataclass(slots=True)
+class Shared:
+    """Lent to every connection and exchange; owned by the traffic port."""
+
+    loop: asyncio.AbstractEventLoop
+    decider: Decider
+    read_prompt: PromptReader
+    answer: Answer
+    clock: Clock
+    pool: Pool
+    limits: Limits
+    times: TimeOuts
+    counts: Counts = field(default_factory=Counts)
+    clients: set[ClientConnection] = field(default_factory=set)
+    deserted: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last client leaves
+
+    def leave(self, client: ClientConnection) -> None:
+        self.clients.discard(client)
+        if not self.clients:
+            self.deserted.set()

@@ -1,0 +1,227 @@
+"""What the relay learns from an answer as it passes: its first token, its usage, an error inside a 200.
+
+Model     a reader sees a copy of the body in arbitrary pieces and keeps a bounded part of it: of a stream the
+          unfinished event until the first token, and the last 16 KiB; of any other answer up to 256 KiB
+Valid     UTF-8 JSON, plain or in server-sent events with LF, CRLF or CR line ends
+Blind to  usage further than 16 KiB from a stream's end, or in a longer answer: unknown, not zero
+Source    WHATWG HTML, server-sent events; usage and error objects of OpenAI, Anthropic, vLLM and SGLang
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+_TAIL_BYTES = 16 * 1024  # of a stream, kept for its usage; thousands of streams hold one each
+_EVENT_BYTES = 64 * 1024  # of an unfinished first event; an error object is never that long
+_JSON_BYTES = 256 * 1024
+_LAST_EVENTS = 8  # looked at when a stream ends: usage, an error and [DONE] are among them
+
+
+@dataclass(slots=True)
+class Learned:
+    """Read from an answer's end. Unknown stays None."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    stream_error: bool = False
+
+
+class SideReader(Protocol):
+    """Reads along. It may raise on anything; the relay then goes on without it."""
+
+    def feed(self, piece: bytes) -> bool:
+        """Take the next body bytes. True once, when the first token has arrived."""
+        ...
+
+    def learned(self) -> Learned:
+        """What the whole answer said; asked for once, after its last byte."""
+        ...
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None  # Responses and Messages APIs, from here on
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+
+    def fill(self, learned: Learned) -> None:
+        """Add what is still unknown."""
+        if learned.prompt_tokens is None:
+            learned.prompt_tokens = self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
+        if learned.output_tokens is None:
+            learned.output_tokens = self.output_tokens if self.completion_tokens is None else self.completion_tokens
+        if learned.cached_tokens is None:
+            details = self.prompt_tokens_details or self.input_tokens_details
+            learned.cached_tokens = self.cache_read_input_tokens if details is None else details.cached_tokens
+
+
+class _Inner(msgspec.Struct):
+    """The answer inside an event that wraps it."""
+
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+    object: str | None = None
+    response: _Inner | None = None  # Responses API
+    message: _Inner | str | None = None  # Messages API; a text in the flat form of errors
+
+    def is_error(self) -> bool:
+        inner = self.response.error if self.response is not None else b""
+        return self.object == "error" or _says(self.error) or _says(inner)
+
+    def fill(self, learned: Learned) -> None:
+        """Add what is still unknown, from wherever this API puts its usage."""
+        if self.usage is not None:
+            self.usage.fill(learned)
+        for part in (self.response, self.message):
+            if isinstance(part, _Inner) and part.usage is not None:
+                part.usage.fill(learned)
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+class StreamReader:
+    """Reads a stream of server-sent events."""
+
+    __slots__ = ("_awaiting_token", "_first", "_tail")
+
+    def __init__(self) -> None:
+        self._awaiting_token = True
+        self._first = FirstEvent()
+        self._tail = bytearray()
+
+    def feed(self, piece: bytes) -> bool:
+        tail = self._tail
+        tail += piece
+        if len(tail) > 2 * _TAIL_BYTES:  # trimmed in big steps, so that a piece costs an append
+            del tail[:-_TAIL_BYTES]
+        if self._awaiting_token and self._first.seen_in(piece):
+            self._awaiting_token = False
+            return True
+        return False
+
+    def learned(self) -> Learned:
+        learned = Learned()
+        tail = bytes(self._tail[-_TAIL_BYTES:])
+        if b'"usage"' in tail or b'"error"' in tail:
+            for event in reversed(_events(tail)[-_LAST_EVENTS:]):
+                _read_event(event, learned)
+        return learned
+
+
+class FirstEvent:
+    """Finds the end of the first event that carries output: not a comment, not [DONE], not an error object."""
+
+    __slots__ = ("_data", "_line")
+
+    def __init__(self) -> None:
+        self._line = bytearray()  # the unfinished line
+        self._data: list[bytes] = []  # data lines of the unfinished event
+
+    def seen_in(self, piece: bytes) -> bool:
+        """Take the next bytes. True when they complete such an event, or fill the limit without an end."""
+        line_may_end = b"\n" in piece or b"\r" in piece or self._line.endswith(b"\r")
+        self._line += piece
+        if line_may_end:
+            for text in self._finished_lines():
+                if self._ends_event(text):
+                    return True
+        return len(self._line) + sum(map(len, self._data)) > _EVENT_BYTES and self._holds_data()
+
+    def _finished_lines(self) -> list[bytes]:
+        """Take all whole lines off. A CR at the very end may be half of a CRLF, so it waits."""
+        lines = bytes(self._line).splitlines(keepends=True)
+        rest = b"" if lines[-1].endswith(b"\n") else lines.pop()
+        self._line = bytearray(rest)
+        return [line.rstrip(b"\r\n") for line in lines]
+
+    def _ends_event(self, line: bytes) -> bool:
+        if line.startswith(b"data:"):
+            self._data.append(line[5:].strip())
+        elif not line and self._data:
+            data, self._data = b"\n".join(self._data), []
+            return data != b"[DONE]" and not _is_error(data)
+        return False
+
+    def _holds_data(self) -> bool:
+        """Whether an event over the limit carries data; any other line that long is dropped."""
+        if self._data or self._line.startswith(b"data:"):
+            return True
+        self._line.clear()
+        return False
+
+
+class JsonReader:
+    """Reads an answer that is one JSON object."""
+
+    __slots__ = ("_body", "_too_long")
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+        self._too_long = False
+
+    def feed(self, piece: bytes) -> bool:
+        if self._too_long or len(self._body) + len(piece) > _JSON_BYTES:
+            self._too_long = True
+            self._body.clear()
+        else:
+            self._body += piece
+        return False
+
+    def learned(self) -> Learned:
+        learned = Learned()
+        if b'"usage"' in self._body:
+            _decode(self._body).fill(learned)
+        return learned
+
+
+def _events(tail: bytes) -> list[bytes]:
+    """Data of each event, the first possibly cut."""
+    text = tail.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return [_data_of(event) for event in text.split(b"\n\n")]
+
+
+def _data_of(event: bytes) -> bytes:
+    return b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+
+
+def _read_event(data: bytes, learned: Learned) -> None:
+    """Later events are read first, so an earlier one only fills what they left open."""
+    if b'"usage"' not in data and b'"error"' not in data:
+        return
+    try:
+        answer = _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return  # cut by the tail's limit, or not ours to understand
+    learned.stream_error = learned.stream_error or answer.is_error()
+    answer.fill(learned)
+
+
+def _is_error(data: bytes) -> bool:
+    if b'"error"' not in data:
+        return False
+    try:
+        return _decode(data).is_error()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+
+
+def _says(error: msgspec.Raw | bytes) -> bool:
+    """Whether an `error` member is there and not null."""
+    return bytes(error) not in (b"", b"null")

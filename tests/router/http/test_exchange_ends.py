@@ -1,0 +1,201 @@
+"""Clients that leave, clients that do not read, and what is left afterwards, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import socket
+
+import pytest
+
+from router.http.client import ClientConnection
+from router.http.contract import Limits, TimeOuts
+from router.http.exchange import Exchange
+from router.http.upstream import UpstreamConnection
+from tests.router.http.stubs import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Client,
+    Decisions,
+    Received,
+    a_client,
+    a_port,
+    a_replica,
+    answer,
+    ask,
+    chunk,
+    events,
+    on_uvloop,
+    post,
+    reset,
+    says,
+    silence,
+    until,
+)
+
+ASKS_STREAM = b'{"stream":true}'
+
+
+# -- the client leaves
+
+
+@pytest.mark.parametrize("how", ["end", "reset"])
+@pytest.mark.parametrize("phase", ["silent", "head only", "mid-stream"])
+@on_uvloop
+async def test_a_client_that_leaves_ends_its_replicas_work_at_once(phase: str, how: str) -> None:
+    head = b"" if phase == "silent" else STREAM_HEAD
+    body = chunk(b"data: 1\n\n") if phase == "mid-stream" else b""
+    async with a_replica(says(head + body) if head else silence) as replica:
+        decisions = Decisions([replica.url])
+        async with a_port(decisions) as port:
+            for _ in range(5):
+                async with a_client(port) as client:
+                    client.writer.write(post(ASKS_STREAM))
+                    await until(lambda: replica.open == 1)
+                    if head:
+                        await client.read_head()
+                    if body:
+                        await client.reader.readexactly(len(body))
+                    client.leave(how)
+                    await until(lambda: replica.open == 0)
+            assert port.pool.idle == 0, "a half-read connection is never pooled"
+    kinds = ["arrived", "first_token", "cancelled"] if body else ["arrived", "cancelled"]
+    assert decisions.kinds == kinds * 5
+
+
+@on_uvloop
+async def test_a_client_that_leaves_while_a_connection_is_made_stops_the_attempt() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        decisions = Decisions([f"http://127.0.0.1:{full.getsockname()[1]}"])
+        async with a_port(decisions) as port, a_client(port) as client:
+            client.writer.write(post())
+            await until(lambda: port.pool.connecting == 1)
+            client.leave("end")
+            await until(lambda: port.pool.connecting == 0)
+        for filler in fillers:
+            filler.close()
+    assert decisions.kinds == ["arrived", "cancelled"]
+
+
+# -- bounds
+
+
+@on_uvloop
+async def test_a_slow_reader_holds_back_the_replica_instead_of_filling_memory() -> None:
+    total = 64 * 1024 * 1024
+    written = 0
+
+    async def script(_: Received, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
+        block = bytes(64 * 1024)
+        while written < total:
+            writer.write(block)
+            written += len(block)
+            await writer.drain()
+
+    async with a_replica(script) as replica, a_port(Decisions([replica.url])) as port, a_client(port) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.writer.write(post())
+        await until(lambda: written > 0)
+        stalled = -1
+        while stalled != written:  # until nothing moves any more
+            stalled = written
+            await asyncio.sleep(0.2)
+        assert written < total / 2, "what is under way fits in socket buffers and two bounded ones"
+        assert max(c._transport.get_write_buffer_size() for c in port._shared.clients if c._transport) < 2**20
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len((await client.read()).body) == total
+
+
+@on_uvloop
+async def test_a_client_that_never_reads_is_cut_and_is_not_the_replicas_failure() -> None:
+    async def script(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(chunk(bytes(64 * 1024)))
+            await writer.drain()
+
+    async with a_replica(script) as replica:
+        decisions = Decisions([replica.url])
+        async with a_port(decisions, times=TimeOuts(stall_s=0.3)) as port, a_client(port) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.writer.write(post())
+            await until(lambda: decisions.kinds == ["arrived", "cancelled"])
+            await until(lambda: replica.open == 0)
+
+
+@on_uvloop
+async def test_a_body_at_the_limit_passes_whole() -> None:
+    body = bytes(1_000_000)
+    limits = Limits(max_body_bytes=len(body))
+    async with a_replica(says(answer())) as replica, a_port(Decisions([replica.url]), limits=limits) as port:
+        assert (await ask(port, post(body))).status == 200
+        assert (await ask(port, post(body + b"x"))).status == 413
+    assert [len(seen.body) for seen in replica.received] == [len(body)]
+
+
+@on_uvloop
+async def test_nothing_is_left_when_clients_leave_at_random_phases() -> None:
+    chance = random.Random("clients that leave")
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        kind = chance.randrange(5)
+        if kind == 0:
+            writer.write(answer())
+        elif kind == 1:
+            reset(writer)
+        elif kind == 2:
+            writer.write(answer(b"busy", b"503 Busy"))
+        else:
+            writer.write(STREAM_HEAD)
+            for event in events("sse_chat_stream.txt"):
+                writer.write(chunk(event))
+                await asyncio.sleep(0.001)
+            if kind == 3:
+                writer.write(LAST_CHUNK)
+            else:
+                writer.close()
+
+    async def visit(client: Client) -> None:
+        request = post(ASKS_STREAM)
+        sent = chance.choice([len(request), len(request), len(request), chance.randrange(len(request))])
+        client.writer.write(request[:sent])
+        wait_s = chance.choice([0.0, 0.001, 0.003, 0.01, 0.05])
+        try:
+            async with asyncio.timeout(wait_s):
+                await client.read()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            pass
+        client.leave(chance.choice(["end", "reset"]))
+
+    async def one(port_number: int, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_number)
+            await visit(Client(reader, writer))
+
+    async with a_replica(script) as one_replica, a_replica(script) as other:
+        decisions = Decisions([one_replica.url, other.url], on_failure=[other.url, one_replica.url] * 40)
+        async with a_port(decisions) as port:
+            gate = asyncio.Semaphore(30)
+            await asyncio.gather(*(one(port.port, gate) for _ in range(300)))
+            await until(lambda: port.open_connections == 0)
+            await until(lambda: port.pool.in_use == port.pool.connecting == 0)
+            assert not decisions.open
+            await until(lambda: one_replica.open + other.open == port.pool.idle)
+            gc.collect()
+            alive = [type(thing) for thing in gc.get_objects()]
+            assert alive.count(Exchange) == alive.count(ClientConnection) == 0
+            assert alive.count(UpstreamConnection) == port.pool.idle
+    ends = [kind for kind in decisions.kinds if kind in ("finished", "failed", "cancelled")]
+    attempts = sum(len(replica.received) for replica in (one_replica, other))
+    assert len(ends) >= decisions.kinds.count("arrived") > 100
+    assert attempts > 100
+    assert {"finished", "failed", "cancelled"} == set(ends)
