@@ -1,0 +1,107 @@
+"""`tfirst demo`: the main job end to end, on real traffic over real sockets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from loadtest.client import Sample, play
+from loadtest.demo.processes import DemoError, get_text, running_fleet
+from loadtest.demo.report import Run, comparison, read_receipts, tokens_of
+from loadtest.traffic import TrafficRow, read_traffic
+
+HERE = Path(__file__).parent
+POLICIES = ("round_robin", "ttft", "e2e")
+
+
+class SpeedOf(msgspec.Struct):
+    """What the demo itself needs of a fleet file."""
+
+    class Model(msgspec.Struct):
+        name: str
+
+    speed: float
+    model: Model
+
+
+class DemoCommand:
+    name = "demo"
+    help = "send real traffic through the router to four simulated replicas, once for each of three rules"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--policies", nargs="+", default=list(POLICIES), metavar="NAME", help=f"default: {' '.join(POLICIES)}"
+        )
+        parser.add_argument(
+            "--fleet", type=Path, default=HERE / "fleet.yaml", help="fleet file to simulate (default: the demo's own)"
+        )
+        parser.add_argument(
+            "--traffic", type=Path, default=HERE / "traffic.jsonl.gz", help="requests to send (default: the demo's own)"
+        )
+        parser.add_argument("--requests", type=int, metavar="N", help="send only the first N requests")
+        parser.add_argument("--keep-files", type=Path, metavar="DIR", help="keep logs and receipts in DIR")
+
+    def run(self, args: argparse.Namespace) -> int:
+        console = Console()
+        rows = read_traffic(args.traffic)[: args.requests]
+        fleet = msgspec.yaml.decode(args.fleet.read_bytes(), type=SpeedOf)
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="tfirst-demo-") as scratch:
+            folder = args.keep_files or Path(scratch)
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                with progress_bar(console) as progress:
+                    runs = [run_policy(name, rows, fleet, args.fleet, folder, progress) for name in args.policies]
+            except DemoError as exc:
+                print(f"tfirst demo: {exc}", file=sys.stderr)
+                return 1
+            console.print(comparison(runs))
+        failed = [sample for run in runs for sample in run.failed]
+        console.print(closing_line(runs, failed, time.monotonic() - began))
+        return 1 if failed else 0
+
+
+def progress_bar(console: Console) -> Progress:
+    """One line for each run, redrawn while requests end."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+
+
+def run_policy(
+    policy: str, rows: list[TrafficRow], fleet: SpeedOf, fleet_file: Path, folder: Path, progress: Progress
+) -> Run:
+    """Play `rows` once against a fresh fleet routed by `policy`."""
+    task = progress.add_task(f"{policy:<12}", total=len(rows))
+    receipts = folder / f"receipts-{policy}.jsonl"
+    receipts.unlink(missing_ok=True)
+
+    def on_end(sample: Sample) -> None:
+        progress.advance(task)
+
+    with running_fleet(fleet_file, policy, folder) as addresses:
+        samples = uvloop.run(play(addresses.traffic, fleet.model.name, rows, speed=fleet.speed, on_end=on_end))
+        tokens = tokens_of([get_text(f"{url}/metrics") for url in addresses.replicas])
+    return Run(policy, samples, read_receipts(receipts), tokens, fleet.speed)
+
+
+def closing_line(runs: list[Run], failed: list[Sample], took_s: float) -> str:
+    """What happened in one line, and what to try next."""
+    if failed:
+        return f"[red]{len(failed)} requests were not answered[/red], first: {failed[0].request_id}: {failed[0].error}"
+    return (
+        f"All {sum(len(run.samples) for run in runs)} requests were answered, in {took_s:.0f} s. Next: put it in front"
+        " of your own replicas with [bold]tfirst serve --worker-urls http://HOST:PORT ...[/bold], or run"
+        " [bold]tfirst policies[/bold] and then [bold]tfirst demo --policies prefix_hash e2e[/bold]."
+    )
+
+
+COMMAND = DemoCommand()

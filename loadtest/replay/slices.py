@@ -1,0 +1,129 @@
+"""Cuts a small piece of traffic out of a long trace and scales it to a stated load.
+
+Model     whole conversations (requests that share their second hash id) are drawn until there are enough requests;
+          arrivals inside one coarse timestamp are spread evenly over the time to the next one; then time is
+          stretched so that a perfect cache would leave the fleet's cards busy with prefill for `load` of it
+Valid     traces in Mooncake's form: timestamp in ms, lengths, one hash id for each 512 tokens
+Source    Mooncake project, https://github.com/kvcache-ai/Mooncake, Apache-2.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import random
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from estimators.shapes import ModelShape, prefill_work
+from loadtest.traffic import TOKENS_PER_ID, TrafficRow, write_traffic
+from router.fleet import Fleet
+
+
+class TraceRow(msgspec.Struct, frozen=True):
+    """One line of a Mooncake trace; timestamp in milliseconds."""
+
+    timestamp: int
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def read_trace(path: Path) -> list[TraceRow]:
+    """All rows of a gzipped Mooncake trace, in order."""
+    decoder = msgspec.json.Decoder(TraceRow)
+    with gzip.open(path) as lines:
+        return [decoder.decode(line) for line in lines]
+
+
+def sample_conversations(rows: list[TraceRow], requests: int, seed: int) -> list[int]:
+    """Indices of about `requests` rows, in order: whole conversations drawn without replacement."""
+    conversations: dict[int, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        conversations[row.hash_ids[min(1, len(row.hash_ids) - 1)]].append(index)
+    order = list(conversations.values())
+    random.Random(f"{seed}/conversations").shuffle(order)
+    taken: list[int] = []
+    for conversation in order:
+        if len(taken) >= requests:
+            break
+        taken += conversation
+    return sorted(taken)
+
+
+def spread_arrivals(rows: list[TraceRow], seed: int) -> list[float]:
+    """Arrival of every row in seconds: ordered, and uniform between its timestamp and the next distinct one."""
+    stamps = sorted({row.timestamp for row in rows})
+    width = {stamp: after - stamp for stamp, after in pairwise(stamps)}
+    chance = random.Random(f"{seed}/arrivals")
+    offsets: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        offsets[row.timestamp].append(chance.random() * width.get(row.timestamp, 0))
+    for same in offsets.values():
+        same.sort(reverse=True)
+    return [(row.timestamp + offsets[row.timestamp].pop()) / 1000 for row in rows]
+
+
+def ideal_flops(rows: list[TraceRow], shape: ModelShape) -> float:
+    """Prefill FLOPs left when everything ever computed stays cached everywhere."""
+    seen: set[int] = set()
+    flops = 0.0
+    for row in rows:
+        hits = 0
+        while hits < len(row.hash_ids) and row.hash_ids[hits] in seen:
+            hits += 1
+        seen.update(row.hash_ids)
+        cached = min(hits * TOKENS_PER_ID, row.input_length - 1)
+        work = prefill_work(new_tokens=row.input_length - cached, cached_tokens=cached)
+        flops += work.tokens * shape.linear_flops_per_token + work.pairs * shape.attention_flops_per_pair
+    return flops
+
+
+def fleet_flops_per_s(fleet: Fleet) -> float:
+    """Prefill FLOP/s of all cards together at normal speed, at the share of the peak a prefill reaches."""
+    normal = msgspec.structs.replace(fleet, speed=1.0)
+    return sum(normal.card(replica.card).flops_per_s for replica in fleet.replicas if replica.card is not None)
+
+
+def cut(trace: list[TraceRow], fleet: Fleet, *, requests: int, load: float, seed: int) -> list[TrafficRow]:
+    """Traffic of about `requests` requests that loads `fleet` to `load` (0..1) under a perfect cache."""
+    if fleet.model is None:
+        raise ValueError("the fleet file names no model, so its load cannot be computed")
+    arrivals = spread_arrivals(trace, seed)
+    taken = sample_conversations(trace, requests, seed)
+    rows = [trace[index] for index in taken]
+    busy_s = ideal_flops(rows, fleet.model) / fleet_flops_per_s(fleet)
+    first_s, last_s = arrivals[taken[0]], arrivals[taken[-1]]
+    stretch = busy_s / load / (last_s - first_s)
+    return [
+        TrafficRow(
+            at_s=round((arrivals[index] - first_s) * stretch, 6),
+            input_length=row.input_length,
+            output_length=row.output_length,
+            hash_ids=row.hash_ids,
+        )
+        for index, row in zip(taken, rows, strict=True)
+    ]
+
+
+def main() -> None:
+    """Cut a slice from the command line: `python -m loadtest.replay.slices --help`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True, help="gzipped Mooncake trace")
+    parser.add_argument("--fleet", type=Path, required=True, help="fleet file: model and cards")
+    parser.add_argument("--requests", type=int, default=450, help="about how many requests (default 450)")
+    parser.add_argument("--load", type=float, default=0.5, help="ideal cached prefill load, 0..1 (default 0.5)")
+    parser.add_argument("--seed", type=int, default=5, help="of the draw and of the spreading (default 5)")
+    parser.add_argument("--out", type=Path, required=True, help="gzipped JSON lines to write")
+    args = parser.parse_args()
+    fleet = msgspec.yaml.decode(args.fleet.read_bytes(), type=Fleet)
+    rows = cut(read_trace(args.trace), fleet, requests=args.requests, load=args.load, seed=args.seed)
+    write_traffic(args.out, rows)
+    print(f"{len(rows)} requests over {rows[-1].at_s:.1f} s in {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""`tfirst serve`: run the router."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+import router
+from router.config import PolicyConfig, ReceiptConfig, RouterConfig, fleet_of, load_config
+from router.errors import ConfigError
+from router.fleet import Fleet
+from router.gateway import Gateway
+from router.plugins import build_policy
+
+CUT_SHORT = 130  # exit status when a second signal ended it, as shells give for Ctrl-C
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class ServeCommand:
+    name = "serve"
+    help = "run the router in front of replicas"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = (
+            "Exit status: 0 after a clean stop (SIGTERM or Ctrl-C; a second signal ends at once), 1 when an address"
+            " cannot be had, 2 for a wrong flag, configuration or fleet file."
+        )
+        where = parser.add_argument_group("where the replicas are (exactly one; --config may hold it)")
+        where.add_argument(
+            "--worker-urls", nargs="+", metavar="URL", help="base URLs, for example http://10.0.0.5:8000"
+        )
+        where.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file: cards, links, store, replicas")
+        parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file; flags win over it")
+        parser.add_argument("--policy", metavar="NAME", help="routing rule, see `tfirst policies` (default e2e)")
+        parser.add_argument("--host", help="address of the traffic port (default 0.0.0.0)")
+        parser.add_argument("--port", type=int, help="traffic port (default 30000; 0: the system chooses)")
+        parser.add_argument("--admin-host", help="address of the admin port (default 0.0.0.0)")
+        parser.add_argument("--admin-port", type=int, help="metrics and probes (default 29000; 0: the system chooses)")
+        parser.add_argument("--receipts", metavar="FILE", help="append every decision to FILE as JSON lines")
+        parser.add_argument("--seed", type=int, help="of every draw by chance (default 0)")
+        parser.add_argument("--check", action="store_true", help="validate, print what would be done, and exit")
+        parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default info")
+
+    def run(self, args: argparse.Namespace) -> int:
+        logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        config = config_of(args)
+        fleet = fleet_of(config)
+        build_policy(config.policy.name, config.policy.settings, config.seed)
+        if args.check:
+            return show_plan(config, fleet)
+        return uvloop.run(serve(config, fleet))
+
+
+def config_of(args: argparse.Namespace) -> RouterConfig:
+    """The configuration file, if any, with the flags laid over it."""
+    config = load_config(args.config) if args.config is not None else RouterConfig()
+    changes: dict[str, object] = {
+        key: value
+        for key in ("host", "port", "admin_host", "admin_port", "seed")
+        if (value := getattr(args, key)) is not None
+    }
+    if args.worker_urls is not None and args.fleet is not None:
+        raise ConfigError("--worker-urls and --fleet both say where the replicas are; give one")
+    if args.worker_urls is not None:
+        changes.update(worker_urls=args.worker_urls, fleet=None)
+    if args.fleet is not None:
+        changes.update(fleet=str(args.fleet), worker_urls=None)
+    if args.policy is not None and args.policy != config.policy.name:
+        changes["policy"] = PolicyConfig(name=args.policy)
+    if args.receipts is not None:
+        changes["receipts"] = ReceiptConfig(path=args.receipts)
+    for key in ("port", "admin_port"):
+        if not 0 <= int(str(changes.get(key, 0))) <= 65535:
+            raise ConfigError(f"--{key.replace('_', '-')} must be from 0 to 65535")
+    return msgspec.structs.replace(config, **changes)
+
+
+def show_plan(config: RouterConfig, fleet: Fleet) -> int:
+    """Print what `serve` would do with this configuration."""
+    receipts = config.receipts.path
+    if receipts is not None and not os.access(Path(receipts).absolute().parent, os.W_OK):
+        raise ConfigError(f"receipts cannot be written to {receipts}")
+    table = Table(title="replicas", title_justify="left")
+    for column in ("name", "url", "card", "cache events"):
+        table.add_column(column, overflow="fold")
+    for replica in fleet.replicas:
+        table.add_row(
+            replica.name,
+            replica.url,
+            replica.card or "unknown: neutral start values, learned from traffic",
+            replica.events or "asked of the replica",
+        )
+    console = Console()
+    console.print(f"policy    {config.policy.name} {config.policy.settings or ''}")
+    console.print(f"traffic   {config.host}:{config.port}")
+    console.print(f"admin     {config.admin_host}:{config.admin_port}")
+    console.print(f"receipts  {receipts or 'not written'}")
+    console.print(f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}")
+    console.print(table)
+    console.print("The configuration is valid.")
+    return 0
+
+
+async def serve(config: RouterConfig, fleet: Fleet) -> int:
+    """Run until a signal; a second one ends without waiting for streams."""
+    loop = asyncio.get_running_loop()
+    asked, again = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (again if asked.is_set() else asked).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    gateway = Gateway(config, fleet)
+    await gateway.start()
+    print(f"tfirst {router.__version__}: {len(fleet.replicas)} replicas, policy {config.policy.name}")
+    print(f"traffic http://{config.host}:{gateway.traffic_port}")
+    print(f"admin   http://{config.admin_host}:{gateway.admin_port}", flush=True)
+    await asked.wait()
+    stopping = asyncio.ensure_future(gateway.stop())
+    hurry = asyncio.ensure_future(again.wait())
+    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    hurried = not stopping.done()
+    if hurried:
+        gateway.cut()
+    hurry.cancel()
+    await stopping
+    return CUT_SHORT if hurried else 0
+
+
+COMMAND = ServeCommand()

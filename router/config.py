@@ -1,0 +1,88 @@
+"""The router's configuration file, read once and passed down as values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from router.errors import ConfigError
+from router.fleet import Fleet, fleet_of_urls, load_fleet
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `policy`: a rule by name, and its settings (`tfirst policies` lists both)."""
+
+    name: str = "e2e"
+    settings: dict[str, Any] = {}
+
+
+class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `load`: how often each replica is asked for its load, and how long it may take."""
+
+    period_s: Seconds = 0.5  # shorter sees foreign load sooner, at one small request per replica and period
+    timeout_s: Seconds = 2.0
+    misses_to_down: Annotated[int, msgspec.Meta(ge=1)] = 3  # one missed poll proves nothing
+
+
+class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `receipts`: where every decision is written down, as JSON lines. No path: nowhere."""
+
+    path: str | None = None
+
+
+class LimitConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `limits`: what one client and one replica may ask of the router."""
+
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * 1024 * 1024  # larger ones get 413
+    connect_s: Seconds = 5.0
+    first_byte_s: Seconds = 600.0  # a long prefill on a busy replica takes minutes
+    stall_s: Seconds = 300.0  # between two pieces of one answer
+    max_attempts: Annotated[int, msgspec.Meta(ge=1)] = 3  # different replicas tried before the first byte
+    drain_s: Seconds = 30.0  # at shut-down streams get this long to finish
+
+
+class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole file. Exactly one of `fleet` and `worker_urls` says where the replicas are."""
+
+    fleet: str | None = None  # path of a fleet file, relative to this file
+    worker_urls: list[str] | None = None
+    host: str = "0.0.0.0"
+    port: Port = 30000
+    admin_host: str = "0.0.0.0"
+    admin_port: Port = 29000
+    policy: PolicyConfig = PolicyConfig()
+    load: LoadConfig = LoadConfig()
+    receipts: ReceiptConfig = ReceiptConfig()
+    limits: LimitConfig = LimitConfig()
+    seed: int = 0  # of every draw by chance: ties and policies that draw
+
+
+def parse_config(text: bytes | str, where: str = "configuration") -> RouterConfig:
+    """Decode a configuration; `ConfigError` names the key that is unknown or out of range."""
+    try:
+        return msgspec.yaml.decode(text or "{}", type=RouterConfig)
+    except msgspec.DecodeError as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
+
+
+def load_config(path: Path) -> RouterConfig:
+    """Read a configuration file; a relative `fleet` becomes relative to it."""
+    try:
+        config = parse_config(path.read_bytes(), f"configuration file {path}")
+    except OSError as exc:
+        raise ConfigError(f"configuration file {path}: {exc.strerror}") from exc
+    if config.fleet is not None:
+        config = msgspec.structs.replace(config, fleet=str(path.parent / config.fleet))
+    return config
+
+
+def fleet_of(config: RouterConfig) -> Fleet:
+    """The fleet a configuration points at, read and checked."""
+    if (config.fleet is None) == (not config.worker_urls):
+        raise ConfigError("say where the replicas are: either `fleet` or `worker_urls` (--worker-urls URL ...)")
+    return load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])

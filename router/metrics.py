@@ -1,0 +1,98 @@
+"""The only home of metric names. Base units, `_total` for counters, labels from closed sets."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from estimators.view import FleetView
+from router.receipts import Receipt
+
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
+ERROR_BUCKETS = (-5, -2, -1, -0.5, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+class Metrics:
+    """All metrics of one router, in a registry of their own so that tests and several routers do not meet."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter("tfirst_requests", "Requests by how they ended", ["outcome"], registry=registry)
+        self.first_token = Histogram(
+            "tfirst_first_token_seconds", "Arrival to first token, streams", buckets=LATENCY_BUCKETS, registry=registry
+        )
+        self.end_to_end = Histogram(
+            "tfirst_end_to_end_seconds",
+            "Arrival to end of a complete answer",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.estimate_error = Histogram(
+            "tfirst_first_token_error_seconds",
+            "Observed minus expected first token",
+            buckets=ERROR_BUCKETS,
+            registry=registry,
+        )
+        self.decision = Histogram(
+            "tfirst_decision_seconds",
+            "From a parsed request to its actions",
+            buckets=DECISION_BUCKETS,
+            registry=registry,
+        )
+        self.choices = Counter("tfirst_choices", "Decisions by path and reason", ["path", "reason"], registry=registry)
+        self.prompt_tokens = Counter(
+            "tfirst_prompt_tokens", "Prompt tokens by where they were expected from", ["source"], registry=registry
+        )
+        self.reported_cached_tokens = Counter(
+            "tfirst_reported_cached_tokens", "Prompt tokens engines said they reused", registry=registry
+        )
+        self.booked = Gauge("tfirst_booked_requests", "Requests in flight", ["replica"], registry=registry)
+        self.backlog = Gauge(
+            "tfirst_booked_prefill_seconds", "Prefill work booked and not seen done", ["replica"], registry=registry
+        )
+        self.up = Gauge("tfirst_replica_up", "1 when the replica may be chosen", ["replica"], registry=registry)
+        self.signal_age = Gauge(
+            "tfirst_signal_age_seconds", "Age of the last load report; NaN: never seen", ["replica"], registry=registry
+        )
+        self.directory_blocks = Gauge(
+            "tfirst_directory_blocks", "Blocks the directory knows", ["tier"], registry=registry
+        )
+        self.event_sources = Gauge(
+            "tfirst_event_source_state",
+            "1 for the state each event source is in",
+            ["source", "state"],
+            registry=registry,
+        )
+        self.receipts_dropped = Gauge("tfirst_receipts_dropped", "Receipts lost since start", registry=registry)
+
+    def count(self, receipt: Receipt) -> None:
+        """Take a finished receipt into account."""
+        self.requests.labels(receipt.outcome).inc()
+        choice = receipt.choice
+        if choice is not None and receipt.reason is not None:
+            self.choices.labels(choice.path, receipt.reason).inc()
+            computed = receipt.prompt_tokens - choice.local_tokens - choice.fetched_tokens
+            self.prompt_tokens.labels("local").inc(choice.local_tokens)
+            self.prompt_tokens.labels("remote").inc(choice.fetched_tokens)
+            self.prompt_tokens.labels("recompute").inc(max(0, computed))
+        if receipt.first_token_s is not None:
+            self.first_token.observe(receipt.first_token_s)
+            if choice is not None:
+                self.estimate_error.observe(receipt.first_token_s - choice.first_token_s)
+        if receipt.outcome == "ok" and receipt.ended_s is not None:
+            self.end_to_end.observe(receipt.ended_s)
+        if receipt.cached_tokens is not None:
+            self.reported_cached_tokens.inc(receipt.cached_tokens)
+
+    def show_fleet(self, view: FleetView, up: list[bool], now_s: float) -> None:
+        """Copy the fleet view into gauges; called when somebody scrapes."""
+        for row, name in enumerate(view.names):
+            self.booked.labels(name).set(int(view.booked[row]))
+            head_s = max(0.0, float(view.head_ends_s[row]) - now_s)
+            self.backlog.labels(name).set(head_s + float(view.waiting_compute_s[row]))
+            self.up.labels(name).set(up[row])
+            self.signal_age.labels(name).set(now_s - float(view.sampled_at_s[row]))
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,125 @@
+"""The command line as a person meets it: real processes, one clear sentence for each mistake."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import router
+
+
+def tfirst(*arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "router.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+URL = "http://127.0.0.1:9"
+
+
+def test_version_is_printed() -> None:
+    assert tfirst("--version").stdout.strip() == f"tfirst {router.__version__}"
+
+
+def test_help_names_every_command_and_a_first_thing_to_do() -> None:
+    text = tfirst("--help").stdout
+    for command in ("serve", "sim", "demo", "policies"):
+        assert re.search(rf"^\s+{command}\s", text, flags=re.MULTILINE), text
+    assert "tfirst serve --worker-urls" in text
+
+
+def test_policies_lists_each_rule_with_what_it_reads_and_its_source() -> None:
+    text = " ".join(tfirst("policies").stdout.split())
+    for name in ("round_robin", "least_request", "prefix_hash", "ttft", "e2e"):
+        assert name in text
+    assert "Mirrokni" in text
+    assert "own_pace=0.3" in text
+
+
+def test_check_prints_what_would_be_done_and_ends_well() -> None:
+    done = tfirst("serve", "--worker-urls", URL, "--policy", "ttft", "--check")
+    assert done.returncode == 0, done.stderr
+    for part in ("ttft", "0.0.0.0:30000", "0.0.0.0:29000", "127.0.0.1:9", "valid"):
+        assert part in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--worker-urls", URL, "--policy", "fastest"], "there is no policy 'fastest'; there are: e2e"),
+        (["--worker-urls", "localhost"], "not a replica URL"),
+        (["--worker-urls", URL, "--fleet", "f.yaml"], "give one"),
+        ([], "say where the replicas are"),
+        (["--fleet", "absent.yaml"], "absent.yaml: No such file"),
+        (["--worker-urls", URL, "--port", "70000"], "--port must be from 0 to 65535"),
+        (["--worker-urls", URL, "--receipts", "/absent/dir/r.jsonl"], "receipts cannot be written"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence_and_status_2(arguments: list[str], sentence: str) -> None:
+    done = tfirst("serve", *arguments, "--check")
+    assert done.returncode == 2
+    assert sentence in one_sentence(done)
+
+
+def test_a_wrong_configuration_key_is_one_sentence_with_file_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "tfirst.yaml"
+    path.write_text("worker_urls: ['http://127.0.0.1:9']\npolcy: {name: e2e}\n")
+    done = tfirst("serve", "--config", str(path))
+    assert done.returncode == 2
+    assert str(path) in one_sentence(done)
+    assert "polcy" in done.stderr
+
+
+def test_settings_a_policy_does_not_have_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "tfirst.yaml"
+    path.write_text("worker_urls: ['http://127.0.0.1:9']\npolicy: {name: e2e, settings: {own_pase: 1}}\n")
+    done = tfirst("serve", "--config", str(path))
+    assert done.returncode == 2
+    assert "own_pase" in one_sentence(done)
+
+
+@pytest.mark.parametrize("which", ["--port", "--admin-port"])
+def test_a_port_in_use_is_one_sentence_and_status_1(which: str) -> None:
+    other = "--admin-port" if which == "--port" else "--port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        done = tfirst(
+            "serve",
+            *("--worker-urls", URL, "--host", "127.0.0.1", "--admin-host", "127.0.0.1", "--log-level", "error"),
+            *(which, str(number), other, "0"),
+        )
+    assert done.returncode == 1
+    sentence = one_sentence(done)
+    assert str(number) in sentence
+    assert "in use" in sentence
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_router_cleanly_even_with_no_replica_up(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "router.cli.main", "serve", "--worker-urls", URL, "--host", "127.0.0.1"]
+    command += ["--admin-host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--log-level", "error"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while not process.stdout.readline().startswith("admin"):
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(number)
+        assert process.wait(timeout=10) == 0
+        assert process.stderr.read() == ""

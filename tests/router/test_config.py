@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.config import RouterConfig, fleet_of, load_config, parse_config
+from router.errors import ConfigError
+from router.fleet import check_url, fleet_of_urls, load_fleet
+
+FLEET = """
+replicas:
+  - {name: a, card: A100, url: "http://127.0.0.1:8001"}
+  - {name: b, card: H20, url: "http://127.0.0.1:8002"}
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_an_empty_configuration_is_the_defaults() -> None:
+    assert parse_config("") == RouterConfig()
+    assert (RouterConfig().policy.name, RouterConfig().port, RouterConfig().admin_port) == ("e2e", 30000, 29000)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("prot: 30000", "prot"),
+        ("load: {perod_s: 1}", "perod_s"),
+        ("port: 70000", "port"),
+        ("load: {period_s: 0}", "period_s"),
+        ("policy: e2e", "policy"),
+        ("limits: {max_attempts: 0}", "max_attempts"),
+        ("port: [", "configuration"),
+    ],
+)
+def test_an_unknown_key_or_a_bad_value_is_named(text: str, names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        parse_config(text)
+
+
+def test_a_relative_fleet_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    write(tmp_path / "fleet.yaml", FLEET)
+    config = load_config(write(tmp_path / "tfirst.yaml", "fleet: fleet.yaml"))
+    assert [replica.name for replica in fleet_of(config).replicas] == ["a", "b"]
+
+
+def test_a_configuration_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "fleet: f.yaml\nworker_urls: ['http://a:1']", "worker_urls: []"])
+def test_exactly_one_source_of_replicas_must_be_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="either `fleet` or `worker_urls`"):
+        fleet_of(parse_config(text))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("card: A100", "card: B900"), "B900"),
+        (("name: b", "name: a"), "two replicas are called 'a'"),
+        (("http://127.0.0.1:8001", "ftp://127.0.0.1"), "ftp"),
+        (("card: H20", "crad: H20"), "crad"),
+        (("replicas:", "speed: 0\nreplicas:"), "speed"),
+        (("replicas:", "store: {network: net, host: pcie}\nreplicas:"), "net"),
+    ],
+)
+def test_a_fleet_file_that_makes_no_sense_names_file_and_key(
+    tmp_path: Path, change: tuple[str, str], sentence: str
+) -> None:
+    path = write(tmp_path / "fleet.yaml", FLEET.replace(*change))
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load_fleet(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_replica_without_url_cannot_be_routed_to(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'a' has no `url`"):
+        load_fleet(write(tmp_path / "f.yaml", "replicas: [{name: a}]"))
+
+
+def test_speed_makes_cards_faster_and_their_memory_no_larger(tmp_path: Path) -> None:
+    slow = load_fleet(write(tmp_path / "slow.yaml", FLEET)).card("A100")
+    fast = load_fleet(write(tmp_path / "fast.yaml", "speed: 8\n" + FLEET)).card("A100")
+    assert fast.flops_per_s == pytest.approx(8 * slow.flops_per_s)
+    assert fast.bytes_per_s == pytest.approx(8 * slow.bytes_per_s)
+    assert fast.memory_gib == slow.memory_gib
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "http://", "http://h:99999", "http://h:8000/v1", "http://u@h:1", "x"]
+)
+def test_what_is_not_a_replica_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        check_url(url)
+
+
+def test_worker_urls_make_a_fleet_of_unknown_cards() -> None:
+    fleet = fleet_of_urls(["http://127.0.0.1:8001/", "http://127.0.0.1:8002"])
+    assert [replica.url for replica in fleet.replicas] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    assert {replica.card for replica in fleet.replicas} == {None}
+
+
+def test_the_same_worker_url_twice_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="two replicas"):
+        fleet_of_urls(["http://127.0.0.1:8001", "http://127.0.0.1:8001/"])

@@ -1,0 +1,369 @@
+"""The whole decision without a socket: events with their times in, actions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from estimators.estimates import Held
+from policies.round_robin import RoundRobin
+from router.actions import Action, Cause, Ended, Refuse, Send
+from router.dispatch import REST_AFTER_FAILURE_S, STALE_AFTER_S, Dispatcher, Replica
+from router.plugins import build_policy
+from router.receipts import Receipt
+from tests.builders import MODEL, NoHoldings, a_fleet, a_request, an_estimator, held
+
+
+class Bench:
+    """A dispatcher with its receipts, all replicas up."""
+
+    def __init__(self, *cards: str, policy: str = "ttft", where: Held | None = None, **changes: Any) -> None:
+        self.view = a_fleet(*cards)
+        self.view.ready[:] = False
+        self.receipts: list[Receipt] = []
+        rows = self.view.rows
+        self.dispatcher = Dispatcher(
+            replicas=[Replica(name, f"http://{name}:8000") for name in self.view.names],
+            view=self.view,
+            holdings=NoHoldings(where or held([0] * rows)),
+            estimator=an_estimator(rows=rows),
+            policy=build_policy(policy, {}, seed=1),
+            policy_name=policy,
+            on_receipt=self.receipts.append,
+            epoch_s=1000.0,
+            **changes,
+        )
+        for row in range(rows):
+            self.dispatcher.replica_up(row, frozenset({MODEL}))
+
+    def send(self, now_s: float = 0.0, **changes: Any) -> Send:
+        return only_send(self.dispatcher.arrived(a_request(**changes), now_s))
+
+    def finish(self, sent: Send, now_s: float, **changes: Any) -> None:
+        ended = Ended(**{"status": 200, "output_tokens": 100, **changes})
+        assert self.dispatcher.finished(sent, ended, now_s) == []
+
+
+def only_send(actions: list[Action]) -> Send:
+    (action,) = actions
+    assert isinstance(action, Send), action
+    return action
+
+
+def only_refusal(actions: list[Action]) -> Refuse:
+    (action,) = actions
+    assert isinstance(action, Refuse), action
+    return action
+
+
+def nothing_is_left(bench: Bench) -> bool:
+    view = bench.view
+    columns = (view.booked, view.waiting_compute_s, view.decode_batch, view.decode_context_tokens, view.kv_tokens)
+    return all(np.all(np.abs(column) < 1e-9) for column in columns) and bool(np.all(view.head_ends_s == -np.inf))
+
+
+# Choice and bookings
+
+
+def test_a_request_goes_to_the_card_that_prefills_faster() -> None:
+    assert Bench("H20", "A100").send().replica == "a100-1"
+
+
+def test_bookings_push_the_next_request_elsewhere_before_any_signal_arrives() -> None:
+    bench = Bench("A100", "A100")
+    rows = [bench.send(request_id=f"r-{i}").row for i in range(6)]
+    assert sorted(rows) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_replica_that_holds_the_prefix_is_chosen_until_its_queue_costs_more_than_recomputing() -> None:
+    bench = Bench("A100", "A100", where=held([512, 0]))
+    rows = [bench.send(request_id=f"r-{i}").row for i in range(40)]
+    assert rows[:10] == [0] * 10
+    assert 1 in rows
+
+
+def test_the_queue_estimate_is_the_booked_work_ahead() -> None:
+    bench = Bench("A100")
+    first, second = bench.send(0.0, request_id="a"), bench.send(0.0, request_id="b")
+    bench.dispatcher.first_token(first, 0.887)
+    bench.dispatcher.first_token(second, 1.774)
+    for sent in (first, second):
+        bench.finish(sent, 3.0)
+    alone, behind = (receipt.choice for receipt in bench.receipts)
+    assert alone is not None
+    assert behind is not None
+    assert alone.queue_s == 0.0
+    assert behind.queue_s == pytest.approx(alone.compute_s)
+
+
+@pytest.mark.parametrize("end", ["finished", "cancelled", "broken", "refused_by_all"])
+def test_every_way_to_end_leaves_no_booking(end: str) -> None:
+    bench = Bench("A100", "A100")
+    for index in range(20):
+        sent = bench.send(float(index), request_id=f"r-{index}", streams=index % 2 == 0)
+        if index % 3:
+            bench.dispatcher.first_token(sent, index + 0.5)
+        if end == "finished":
+            bench.finish(sent, index + 0.9)
+        elif end == "cancelled":
+            assert bench.dispatcher.cancelled(sent, index + 0.9) == []
+        elif end == "broken":
+            assert bench.dispatcher.failed(sent, Cause.BROKEN, index + 0.9) == []
+        else:
+            retried = only_send(bench.dispatcher.failed(sent, Cause.CONNECT, index + 0.6))
+            only_refusal(bench.dispatcher.failed(retried, Cause.CONNECT, index + 0.7))
+            for row in range(2):
+                bench.dispatcher.replica_up(row, frozenset({MODEL}))
+    assert nothing_is_left(bench)
+    assert bench.dispatcher.in_flight == 0
+    assert len(bench.receipts) == 20
+    assert all(receipt.outcome is not None for receipt in bench.receipts)
+
+
+def test_a_request_that_is_not_streamed_stops_blocking_the_queue_when_its_prefill_should_be_over() -> None:
+    """Its first token is never seen; a long decode must not look like a long prefill."""
+    bench = Bench("A100")
+    silent = bench.send(0.0, request_id="silent", streams=False)
+    bench.finish(bench.send(60.0, request_id="later"), 61.0)
+    assert bench.receipts[0].choice is not None
+    assert bench.receipts[0].choice.queue_s < 0.05
+    bench.finish(silent, 62.0)
+    assert nothing_is_left(bench)
+
+
+def test_ending_twice_is_a_programming_error_and_says_which_request() -> None:
+    bench = Bench("A100")
+    sent = bench.send(request_id="twice")
+    bench.finish(sent, 1.0)
+    with pytest.raises(AssertionError, match="twice"):
+        bench.finish(sent, 2.0)
+
+
+# Models and availability
+
+
+def test_an_unknown_model_is_a_404_that_names_the_known_ones() -> None:
+    refusal = only_refusal(Bench("A100").dispatcher.arrived(a_request(model="gpt-x"), 0.0))
+    assert (refusal.status, refusal.kind, refusal.param) == (404, "NotFoundError", "model")
+    assert "gpt-x" in refusal.message
+    assert MODEL in refusal.message
+
+
+def test_a_request_without_a_model_goes_to_any_replica() -> None:
+    assert Bench("A100").send(model="").row == 0
+
+
+def test_with_no_replica_up_the_answer_is_503_with_retry_after() -> None:
+    bench = Bench("A100", "A100")
+    for row in range(2):
+        bench.dispatcher.replica_down(row)
+    refusal = only_refusal(bench.dispatcher.arrived(a_request(), 0.0))
+    assert refusal.status == 503
+    assert refusal.retry_after_s is not None
+    assert bench.receipts[0].outcome == "refused"
+
+
+def test_each_model_goes_only_to_replicas_that_serve_it() -> None:
+    bench = Bench("A100", "A100")
+    bench.dispatcher.replica_up(1, frozenset({"other"}))
+    assert {bench.send(request_id=f"r-{i}").row for i in range(8)} == {0}
+    assert {bench.send(request_id=f"o-{i}", model="other").row for i in range(8)} == {1}
+    assert bench.dispatcher.models == sorted([MODEL, "other"])
+
+
+def test_a_replica_that_went_down_gets_nothing_until_it_is_up_again() -> None:
+    bench = Bench("A100", "A100")
+    bench.dispatcher.replica_down(0)
+    assert {bench.send(request_id=f"r-{i}").row for i in range(4)} == {1}
+    bench.dispatcher.replica_up(0, frozenset({MODEL}))
+    assert 0 in {bench.send(request_id=f"s-{i}").row for i in range(4)}
+
+
+# Retry
+
+
+@pytest.mark.parametrize("cause", [Cause.CONNECT, Cause.NO_ANSWER, Cause.BAD_ANSWER, Cause.OVERLOADED])
+def test_a_failure_before_the_first_byte_is_tried_once_on_another_replica(cause: Cause) -> None:
+    bench = Bench("A100", "A100")
+    sent = bench.send(0.0)
+    again = only_send(bench.dispatcher.failed(sent, cause, 0.1))
+    assert again.row != sent.row
+    assert again.attempt == 2
+    bench.finish(again, 1.0)
+    (receipt,) = bench.receipts
+    assert (receipt.outcome, receipt.attempts, receipt.tried) == ("ok", 2, [sent.replica])
+
+
+def test_a_stream_that_broke_after_output_is_never_retried() -> None:
+    bench = Bench("A100", "A100")
+    sent = bench.send(0.0)
+    bench.dispatcher.first_token(sent, 0.9)
+    assert bench.dispatcher.failed(sent, Cause.BROKEN, 1.0) == []
+    assert (bench.receipts[0].outcome, bench.receipts[0].cause) == ("failed", "broken")
+
+
+def test_when_everybody_failed_the_client_gets_a_502_that_names_the_last_replica() -> None:
+    bench = Bench("A100", "A100")
+    sent = bench.send(0.0)
+    again = only_send(bench.dispatcher.failed(sent, Cause.CONNECT, 0.1))
+    refusal = only_refusal(bench.dispatcher.failed(again, Cause.CONNECT, 0.2))
+    assert refusal.status == 502
+    assert again.replica in refusal.message
+
+
+def test_no_more_attempts_are_made_than_configured() -> None:
+    bench = Bench("A100", "A100", "A100", "A100", max_attempts=2)
+    again = only_send(bench.dispatcher.failed(bench.send(0.0), Cause.CONNECT, 0.1))
+    only_refusal(bench.dispatcher.failed(again, Cause.CONNECT, 0.2))
+
+
+def test_the_only_replicas_own_overload_answer_is_left_to_be_relayed() -> None:
+    bench = Bench("A100")
+    sent = bench.send(0.0)
+    assert bench.dispatcher.failed(sent, Cause.OVERLOADED, 0.1) == []
+    bench.finish(sent, 0.2, status=503, output_tokens=None)
+    assert bench.receipts[0].outcome == "server_error"
+    assert nothing_is_left(bench)
+
+
+def test_a_replica_that_refused_a_connection_rests_and_then_gets_requests_again() -> None:
+    bench = Bench("A100", "A100")
+    failed = bench.send(0.0)
+    bench.finish(only_send(bench.dispatcher.failed(failed, Cause.CONNECT, 0.0)), 0.5)
+    soon = {bench.send(0.6, request_id=f"r-{i}").row for i in range(4)}
+    later = {bench.send(REST_AFTER_FAILURE_S + 0.1, request_id=f"s-{i}").row for i in range(8)}
+    assert failed.row not in soon
+    assert failed.row in later
+
+
+def test_an_answer_that_depends_on_the_request_is_neutral_for_the_replica() -> None:
+    bench = Bench("A100")
+    for index in range(50):
+        bench.finish(bench.send(float(index), request_id=f"r-{index}"), index + 0.1, status=400, output_tokens=None)
+    assert bench.send(60.0, request_id="valid").row == 0
+    assert {receipt.outcome for receipt in bench.receipts} == {"client_error"}
+
+
+# Learning
+
+
+def test_first_tokens_teach_how_fast_a_replica_really_is() -> None:
+    """The replica takes 1.5 times what the roofline says; after some requests the estimate follows."""
+    bench = Bench("A100")
+    now_s = 0.0
+    for index in range(60):
+        sent = bench.send(now_s, request_id=f"r-{index}", prompt_tokens=2000 + 211 * (index % 17))
+        roofline_s = sent.booking.booking.features.sum() - sent.booking.booking.features[2:].sum()
+        bench.dispatcher.first_token(sent, now_s + 1.5 * roofline_s)
+        now_s += 1.5 * roofline_s + 1.0
+        bench.finish(sent, now_s)
+    errors = [
+        abs(receipt.choice.first_token_s - receipt.first_token_s) / receipt.first_token_s
+        for receipt in bench.receipts[-20:]
+        if receipt.choice is not None and receipt.first_token_s is not None
+    ]
+    assert np.median(errors) < 0.05
+
+
+def test_output_lengths_are_learned_from_usage() -> None:
+    bench = Bench("A100")
+    for index in range(300):
+        bench.finish(bench.send(float(index), request_id=f"r-{index}"), index + 0.9, output_tokens=20)
+    booking = bench.send(999.0).booking.booking
+    assert booking.output_tokens == pytest.approx(20, rel=0.2)
+
+
+def test_load_of_others_is_what_a_replica_reports_beyond_our_own_bookings() -> None:
+    bench = Bench("A100", "A100")
+    ours = [bench.send(0.0, request_id=f"r-{i}") for i in range(4)]
+    on_first = sum(sent.row == 0 for sent in ours)
+    bench.dispatcher.load_reported(0, 3.0 + on_first, sent_s=0.5, now_s=0.6)
+    assert bench.view.foreign_requests[0] == 3
+    assert bench.view.sampled_at_s[0] == 0.6
+
+
+def test_our_own_request_that_ended_during_a_poll_is_not_taken_for_foreign() -> None:
+    bench = Bench("A100")
+    sent = bench.send(0.0)
+    bench.finish(sent, 1.05)
+    bench.dispatcher.load_reported(0, 1.0, sent_s=1.0, now_s=1.1)
+    assert bench.view.foreign_requests[0] == 0
+
+
+def test_an_old_report_of_others_is_unknown_again() -> None:
+    bench = Bench("A100", "A100")
+    bench.dispatcher.load_reported(0, 3.0, sent_s=0.5, now_s=0.6)
+    bench.send(0.6 + STALE_AFTER_S - 0.1, request_id="a")
+    assert bench.view.foreign_requests[0] == 3
+    bench.send(0.6 + STALE_AFTER_S + 0.1, request_id="b")
+    assert bench.view.foreign_requests[0] == 0
+
+
+def test_a_report_without_numbers_is_unknown_and_not_an_idle_replica() -> None:
+    bench = Bench("A100")
+    bench.dispatcher.load_reported(0, None, sent_s=0.0, now_s=0.1)
+    assert np.isnan(bench.view.reported_requests[0])
+    bench.finish(bench.send(0.2), 1.0)
+    assert bench.receipts[0].choice is not None
+    assert bench.receipts[0].choice.signal_age_s is None
+
+
+# Receipts
+
+
+def test_a_receipt_holds_every_candidate_the_choice_and_what_happened() -> None:
+    bench = Bench("A100", "H20", where=held([256, 0]))
+    sent = bench.send(7.0)
+    bench.dispatcher.first_token(sent, 7.5)
+    bench.finish(sent, 9.0, cached_tokens=4096)
+    (receipt,) = bench.receipts
+    assert [(c.replica, c.path, c.local_tokens) for c in receipt.candidates] == [
+        ("a100-0", "local", 4096),
+        ("h20-1", "recompute", 0),
+    ]
+    assert receipt.chosen == 0
+    assert receipt.arrived_at == 1007.0
+    assert receipt.first_token_s == pytest.approx(0.5)
+    assert receipt.ended_s == pytest.approx(2.0)
+    assert (receipt.output_tokens, receipt.cached_tokens, receipt.status) == (100, 4096, 200)
+
+
+def test_parts_of_a_candidate_add_up_to_its_first_token() -> None:
+    bench = Bench("A100", "H20")
+    for index in range(9):
+        bench.send(0.1 * index, request_id=f"r-{index}")
+    bench.finish(bench.send(1.0, request_id="last"), 2.0)
+    for candidate in bench.receipts[-1].candidates:
+        assert candidate.first_token_s == pytest.approx(max(candidate.queue_s, candidate.fetch_s) + candidate.compute_s)
+
+
+def test_the_summary_is_made_only_for_those_who_asked() -> None:
+    bench = Bench("A100")
+    assert bench.send(request_id="a").explain is None
+    asked = bench.send(request_id="b", explain=True).explain
+    assert asked is not None
+    assert '"policy":"ttft"' in asked
+    assert '"replica":"a100-0"' in asked
+
+
+def test_two_dispatchers_with_the_same_seed_and_events_decide_alike() -> None:
+    def rows() -> list[int]:
+        bench = Bench("A100", "A100", "H20", "H20", policy="e2e")
+        taken = []
+        for index in range(80):
+            sent = bench.send(0.05 * index, request_id=f"r-{index}", prompt_tokens=500 + 97 * (index % 31))
+            taken.append(sent.row)
+            if index % 2:
+                bench.dispatcher.first_token(sent, 0.05 * index + 0.04)
+                bench.finish(sent, 0.05 * index + 0.045)
+        return taken
+
+    assert rows() == rows()
+
+
+def test_round_robin_is_fair_through_the_dispatcher() -> None:
+    bench = Bench("A100", "A100", "H20", policy="round_robin")
+    assert isinstance(build_policy("round_robin", {}, 0), RoundRobin)
+    assert [bench.send(request_id=f"r-{i}").row for i in range(6)] == [0, 1, 2, 0, 1, 2]

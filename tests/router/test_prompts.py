@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from estimators.request import RequestFacts
+from router.actions import Refuse
+from router.identity import Identity, chain
+from router.prompts import PromptReader
+
+
+@dataclass
+class FakeHead:
+    path: str = "/v1/completions"
+    method: bytes = b"POST"
+    fields: dict[bytes, bytes] = field(default_factory=dict)
+
+    def get(self, name: bytes) -> bytes | None:
+        return self.fields.get(name)
+
+
+def read(body: Any, head: FakeHead | None = None) -> RequestFacts | Refuse:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return PromptReader(16).facts_of(head or FakeHead(), data)
+
+
+def facts(body: Any, head: FakeHead | None = None) -> RequestFacts:
+    read_facts = read(body, head)
+    assert isinstance(read_facts, RequestFacts), read_facts
+    return read_facts
+
+
+TOKENS = list(range(1, 101))
+
+
+def test_token_ids_give_an_exact_length_and_chain() -> None:
+    read_facts = facts({"model": "m", "prompt": TOKENS, "max_tokens": 7, "stream": True})
+    assert (read_facts.prompt_tokens, read_facts.prompt_exact) == (100, True)
+    assert read_facts.chain == chain(Identity("m").root(), TOKENS, 16)
+    assert (read_facts.max_tokens, read_facts.streams) == (7, True)
+
+
+def test_the_block_that_ends_with_the_last_token_is_never_counted_on() -> None:
+    """An engine computes at least one token, so 32 tokens reuse one block and 33 reuse two."""
+    assert [len(facts({"model": "m", "prompt": TOKENS[:n]}).chain) for n in (16, 17, 32, 33)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("changed", [{"temperature": 0.9}, {"seed": 3}, {"top_p": 0.1}, {"user": "u"}])
+def test_sampling_parameters_do_not_split_a_prefix(changed: dict[str, Any]) -> None:
+    assert facts({"model": "m", "prompt": TOKENS, **changed}).chain == facts({"model": "m", "prompt": TOKENS}).chain
+
+
+@pytest.mark.parametrize("changed", [{"model": "n"}, {"cache_salt": "tenant"}])
+def test_model_and_salt_do(changed: dict[str, Any]) -> None:
+    assert facts({"model": "m", "prompt": TOKENS, **changed}).chain != facts({"model": "m", "prompt": TOKENS}).chain
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x" * 400}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 360}]}),
+        ("/v1/completions", {"prompt": ["one", "two"]}),
+        ("/v1/completions", {"prompt": [[1, 2], [3]]}),
+    ],
+)
+def test_text_and_batches_have_a_guessed_length_and_no_chain(path: str, body: dict[str, Any]) -> None:
+    read_facts = facts({"model": "m", **body}, FakeHead(path))
+    assert read_facts.chain == []
+    assert not read_facts.prompt_exact
+    if "x" in json.dumps(body):
+        assert read_facts.prompt_tokens == pytest.approx(100, abs=4)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"text"', b'{"prompt": [1,}', b"\xff\xfe", b"[" * 5000])
+def test_a_body_that_is_not_a_json_object_is_a_400(body: bytes) -> None:
+    refusal = read(body)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.status, refusal.kind) == (400, "BadRequestError")
+    assert "JSON" in refusal.message
+
+
+def test_a_model_that_is_not_text_is_a_400_that_names_the_field() -> None:
+    refusal = read({"model": 5, "prompt": "a"})
+    assert isinstance(refusal, Refuse)
+    assert (refusal.status, refusal.param) == (400, "model")
+
+
+def test_token_ids_outside_their_range_are_a_400() -> None:
+    refusal = read({"model": "m", "prompt": [1, -2, 3, 4] * 10})
+    assert isinstance(refusal, Refuse)
+    assert refusal.param == "prompt"
+
+
+@pytest.mark.parametrize("limit", [0, -1, "many", 1.5, True, None])
+def test_a_limit_the_router_cannot_use_is_left_to_the_engine(limit: Any) -> None:
+    assert facts({"model": "m", "prompt": TOKENS, "max_tokens": limit}).max_tokens is None
+
+
+def test_fields_of_unexpected_types_are_left_to_the_engine() -> None:
+    read_facts = facts({"model": "m", "prompt": {"odd": 1}, "stream": "yes", "cache_salt": 9, "messages": 3})
+    assert not read_facts.streams
+
+
+def test_the_clients_request_id_is_kept_and_one_is_made_when_there_is_none() -> None:
+    named = facts({"model": "m", "prompt": TOKENS}, FakeHead(fields={b"x-request-id": b"abc-1"}))
+    made = {facts({"model": "m", "prompt": TOKENS}).request_id for _ in range(50)}
+    assert named.request_id == "abc-1"
+    assert len(made) == 50
+
+
+def test_a_route_without_prefill_needs_no_json() -> None:
+    read_facts = facts(b"\x00\x01 not json", FakeHead("/v1/new-thing"))
+    assert not read_facts.generates
+    assert facts({"model": "m"}, FakeHead("/tokenize")).model == "m"
+
+
+def test_the_explanation_is_made_on_request() -> None:
+    assert facts({"model": "m", "prompt": TOKENS}, FakeHead(fields={b"x-tfirst-explain": b"1"})).explain
+    assert not facts({"model": "m", "prompt": TOKENS}).explain
