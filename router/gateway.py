@@ -70,6 +70,8 @@ class Gateway:
         self._fleet = fleet
         self._metrics = Metrics()
         self._writer: ReceiptWriter | None = None
+        self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
+        self._started_at = int(time.time())
         self._zmq = zmq.Context[zmq.Socket[bytes]]()
         self._subscribers: dict[str, EventSubscriber] = {}
         self._searches: dict[int, asyncio.Task[None]] = {}  # by row
@@ -118,7 +120,7 @@ class Gateway:
         self._traffic.cut()
 
     async def _start(self) -> None:
-        config, loop = self._config, asyncio.get_running_loop()
+        config = self._config
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         self._closers.append(self._session.close)
         self._open_receipts()
@@ -126,7 +128,7 @@ class Gateway:
             config,
             self._fleet,
             on_receipt=self._finished,
-            epoch_s=time.time() - loop.time(),
+            epoch_s=time.time() - self._clock(),
             block_tokens=await reported_block_tokens(self._session, self._fleet, config.load.timeout_s),
         )
         self._poller = LoadPoller(
@@ -137,7 +139,7 @@ class Gateway:
             period_s=config.load.period_s,
             timeout_s=config.load.timeout_s,
             misses_to_down=config.load.misses_to_down,
-            clock=loop.time,
+            clock=self._clock,
         )
         for row, replica in enumerate(self._fleet.replicas):
             self._poller.watch(row, replica.url or "")
@@ -160,6 +162,7 @@ class Gateway:
             TimedDecider(self._core.dispatcher, self._metrics),
             read_prompt=self._core.prompts.facts_of,
             answer=self._answer,
+            clock=self._clock,
             limits=Limits(max_body_bytes=limits.max_body_bytes),
             times=TimeOuts(connect_s=limits.connect_s, first_byte_s=limits.first_byte_s, stall_s=limits.stall_s),
         )
@@ -198,7 +201,7 @@ class Gateway:
             self._subscribe(
                 STORE_SOURCE,
                 Source(events=store.events, first_seq=STORE_FIRST_SEQ),
-                lambda batch: directory.apply_store(batch, self._now_s()),
+                lambda batch: directory.apply_store(batch, self._clock()),
                 directory.clear_store,
             )
 
@@ -206,7 +209,7 @@ class Gateway:
         directory = self._core.directory
 
         def apply(batch: Batch) -> None:
-            directory.apply(row, batch, self._now_s())
+            directory.apply(row, batch, self._clock())
 
         directory.add_source(row, self._model_of(row), one_copy=source.one_copy)
         self._subscribe(replica.name, source, apply, partial(directory.clear, row))
@@ -214,7 +217,7 @@ class Gateway:
     def _subscribe(
         self, name: str, source: Source, apply: Callable[[Batch], object], cleared: Callable[[], object]
     ) -> None:
-        subscriber = EventSubscriber(source, apply, cleared, clock=self._now_s, context=self._zmq)
+        subscriber = EventSubscriber(source, apply, cleared, clock=self._clock, context=self._zmq)
         self._subscribers[name] = subscriber
         subscriber.start()
 
@@ -293,7 +296,10 @@ class Gateway:
     def _answer(self, head: RequestHead) -> tuple[int, bytes]:
         """The router's own answers on the traffic port."""
         if head.path == "/v1/models":
-            cards = [{"id": name, "object": "model", "owned_by": "tfirst"} for name in self._core.dispatcher.models]
+            cards = [
+                {"id": name, "object": "model", "created": self._started_at, "owned_by": "tfirst"}
+                for name in self._core.dispatcher.models
+            ]
             return 200, msgspec.json.encode({"object": "list", "data": cards})
         if head.path == "/version":
             return 200, msgspec.json.encode({"version": router.__version__})
@@ -310,7 +316,7 @@ class Gateway:
             self._writer.write(receipt)
 
     def _metrics_text(self) -> bytes:
-        metrics, now_s = self._metrics, self._now_s()
+        metrics, now_s = self._metrics, self._clock()
         metrics.show_fleet(self._core.dispatcher.view, self._core.dispatcher.up, now_s)
         for tier, blocks in self._core.directory.stats().blocks.items():
             metrics.directory_blocks.labels(tier.value).set(blocks)
@@ -322,7 +328,7 @@ class Gateway:
 
     def fleet_state(self) -> dict[str, Any]:
         """What the router believes of every replica and event source, as plain values; unknown is null."""
-        dispatcher, view, now_s = self._core.dispatcher, self._core.dispatcher.view, self._now_s()
+        dispatcher, view, now_s = self._core.dispatcher, self._core.dispatcher.view, self._clock()
         replicas = [
             {
                 "name": replica.name,
@@ -362,9 +368,6 @@ class Gateway:
             "event_sources": sources,
             "directory_blocks": {tier.value: blocks for tier, blocks in stats.blocks.items()},
         }
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 def known(value: float) -> float | None:

@@ -97,10 +97,10 @@ def closing_line(runs: list[Run], failed: list[Sample], took_s: float) -> str:
     """What happened in one line, and what to try next."""
     if failed:
         return f"[red]{len(failed)} requests were not answered[/red], first: {failed[0].request_id}: {failed[0].error}"
+    tfirst = sys.argv[0]
     return (
-        f"All {sum(len(run.samples) for run in runs)} requests were answered, in {took_s:.0f} s. Next: put it in front"
-        " of your own replicas with [bold]tfirst serve --worker-urls http://HOST:PORT ...[/bold], or run"
-        " [bold]tfirst policies[/bold] and then [bold]tfirst demo --policies prefix_hash e2e[/bold]."
+        f"All {sum(len(run.samples) for run in runs)} requests were answered, in {took_s:.0f} s. Next, in front of your"
+        f" own replicas: [bold]{tfirst} serve --worker-urls http://HOST:PORT ...[/bold]"
     )
 
 

@@ -13,7 +13,13 @@ from rich.table import Table
 from loadtest.client import Sample
 
 PATHS = ("local", "remote", "recompute")
-SECTION_ENDS = ("  p99", "end to end, mean", "  computed", "  of those from own memory")
+SECTION_ENDS = (
+    "  p99",
+    "end to end, mean",
+    "  of those from own memory",
+    "  recompute (mainly computed)",
+    "  recompute",
+)
 ENOUGH = 5  # fewer requests of a path give no median worth printing
 
 
@@ -147,18 +153,19 @@ def comparison(runs: list[Run]) -> Table:
         ("end to end, mean", [seconds(run.mean_end_to_end_s()) for run in runs]),
         ("prompt tokens not computed", [f"{run.tokens.reused_share:.0%}" for run in runs]),
         ("  of those from own memory", [f"{run.tokens.own_share:.0%}" for run in runs]),
-        ("requests mainly from own memory", [f"{share[0]:.0%}" for share in shares]),
-        ("  from the store", [f"{share[1]:.0%}" for share in shares]),
-        ("  computed", [f"{share[2]:.0%}" for share in shares]),
-        ("first token, predicted - observed", [median_error(run.relative_errors()) for run in runs]),
-        ("  mainly from own memory", [median_error(run.relative_errors("local")) for run in runs]),
-        ("  from the store", [median_error(run.relative_errors("remote")) for run in runs]),
-        ("  computed", [median_error(run.relative_errors("recompute")) for run in runs]),
-        ("requests not answered", [str(len(run.failed)) for run in runs]),
+        ("path local (mainly own memory)", [f"{share[0]:.0%}" for share in shares]),
+        ("  remote (mainly the store)", [f"{share[1]:.0%}" for share in shares]),
+        ("  recompute (mainly computed)", [f"{share[2]:.0%}" for share in shares]),
+        ("prediction error of first token", [median_error(run.relative_errors()) for run in runs]),
+        ("  local", [median_error(run.relative_errors("local")) for run in runs]),
+        ("  remote", [median_error(run.relative_errors("remote")) for run in runs]),
+        ("  recompute", [median_error(run.relative_errors("recompute")) for run in runs]),
+        ("errors (requests not answered)", [str(len(run.failed)) for run in runs]),
     ]
     for label, cells in rows:
         table.add_row(label, *cells, end_section=label in SECTION_ENDS)
-    table.caption = "predicted - observed: median of the absolute difference over the observed"
+    table.caption = "prediction error: median of |predicted - observed| / observed"
+    table.caption_justify = "left"
     return table
 
 
