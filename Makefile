@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow check lock slice clean
+.PHONY: help demo test check lock slice clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -14,9 +14,6 @@ demo: $(READY)  ## real traffic through the router to four simulated replicas, t
 
 test: $(READY)  ## run all tests
 	$(BIN)/python -m pytest
-
-test-slow: $(READY)  ## run the long sweeps that `test` leaves out
-	$(BIN)/python -m pytest -m slow
 
 check: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -1,43 +1,57 @@
-"""Arrival rate and mean prefill work of the fleet, learned online.
+"""Arrival rate, mean prefill work and mean context of one model's requests, learned online.
 
-Model     exponentially weighted mean of gaps between arrivals and of work per arrival, over `memory` arrivals
-Valid     from the second arrival on; before that the rate is unknown and taken as zero
-Blind to  bursts shorter than the memory
+Model     arrivals: a count that fades with time over the time it stands for, both with constant `memory_s`, so a
+          quiet hour is forgotten as fast as a burst; work and context: exponentially weighted means
+Valid     rate from the first arrival on; means of nothing are zero
+Blind to  bursts much shorter than the memory
 """
 
 from __future__ import annotations
 
+from math import exp
+
 from estimators.ranges import require
 
+SAMPLES = 100  # requests the two means look back on
 
-class ArrivalRate:
-    """Arrivals of the whole fleet.
 
-    rate_rps : arrivals per second, >= 0; reading never changes it
-    mean_work_s : mean prefill time of a placed request, >= 0
+class Traffic:
+    """Requests of one model over all its replicas.
+
+    mean_compute_s : mean prefill time of an answered request, >= 0
+    mean_context_tokens : mean prompt of an answered request, >= 0
     """
 
-    def __init__(self, memory: int = 100) -> None:
-        require(memory >= 1, "memory", memory)
-        self._gain = 1.0 / memory
-        self._last_s: float | None = None
-        self._gap_s = 0.0
-        self._gaps = 0
-        self._works = 0
-        self.mean_work_s = 0.0
+    def __init__(self, memory_s: float = 30.0) -> None:
+        require(0 < memory_s < float("inf"), "memory_s", memory_s)
+        self._memory_s = memory_s
+        self._began_s: float | None = None
+        self._last_s = 0.0
+        self._count = 0.0
+        self._answered = 0
+        self.mean_compute_s = 0.0
+        self.mean_context_tokens = 0.0
 
     def arrived(self, now_s: float) -> None:
         """One request arrived at `now_s`, on a clock that does not go back."""
-        if self._last_s is not None:
-            self._gaps += 1
-            self._gap_s += max(self._gain, 1.0 / self._gaps) * (now_s - self._last_s - self._gap_s)
+        if self._began_s is None:
+            self._began_s = now_s
+        self._count = self._faded(now_s) + 1.0
         self._last_s = now_s
 
-    def placed(self, work_s: float) -> None:
-        """One request was placed and will take `work_s` (>= 0) GPU seconds of prefill."""
-        self._works += 1
-        self.mean_work_s += max(self._gain, 1.0 / self._works) * (work_s - self.mean_work_s)
+    def answered(self, compute_s: float, context_tokens: float) -> None:
+        """One request was answered; its prefill took `compute_s` (>= 0) for a prompt of `context_tokens` (>= 0)."""
+        self._answered += 1
+        gain = max(1.0 / SAMPLES, 1.0 / self._answered)
+        self.mean_compute_s += gain * (compute_s - self.mean_compute_s)
+        self.mean_context_tokens += gain * (context_tokens - self.mean_context_tokens)
 
-    @property
-    def rate_rps(self) -> float:
-        return 1.0 / self._gap_s if self._gap_s > 0 else 0.0
+    def rate_rps(self, now_s: float) -> float:
+        """Arrivals per second as of `now_s`, >= 0; reading changes nothing. Zero before a second arrival."""
+        if self._began_s is None or now_s <= self._began_s:
+            return 0.0
+        stands_for_s = self._memory_s * (1.0 - exp((self._began_s - now_s) / self._memory_s))
+        return max(0.0, self._faded(now_s) - 1.0) / stands_for_s
+
+    def _faded(self, now_s: float) -> float:
+        return self._count * exp((self._last_s - now_s) / self._memory_s)

@@ -52,7 +52,7 @@ class PrefillCalibration:
         self._usual_error = 0.25
         self.samples = 0
 
-    def observe(self, features: Vector, extra_s: float, observed_s: float) -> None:
+    def observe(self, features: Vector, *, extra_s: float, observed_s: float) -> None:
         """Learn that work with `features` (seconds, all >= 0) took `observed_s` (> 0).
 
         extra_s : part of the observed time explained by other models (decodes in the same steps), >= 0.

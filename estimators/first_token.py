@@ -57,6 +57,11 @@ def layerwise_s(
     return np.asarray(np.maximum(start_s + compute_s, ready_s + np.divide(compute_s, layers)))
 
 
+def first_layer_s(fetch_s: Times, fetch_start_s: float, layers: int) -> Times:
+    """R1: when the first of `layers` (>= 1) layers is there, of a fetch that moves its bytes evenly after its start."""
+    return np.asarray(np.minimum(fetch_s, fetch_start_s + (fetch_s - fetch_start_s) / layers))
+
+
 def first_token_s(
     discipline: Discipline,
     *,
@@ -74,6 +79,6 @@ def first_token_s(
     if discipline is Discipline.SERIAL:
         return serial_s(queue_s, fetch_s, compute_s)
     if discipline is Discipline.LAYERWISE:
-        first_layer_s = np.minimum(fetch_s, fetch_start_s + (fetch_s - fetch_start_s) / layers)
-        return layerwise_s(queue_s, first_layer_s, fetch_s, compute_s, layers=layers)
+        first_s = first_layer_s(fetch_s, fetch_start_s, layers)
+        return layerwise_s(queue_s, first_s, fetch_s, compute_s, layers=layers)
     return overlapped_s(queue_s, fetch_s, compute_s)

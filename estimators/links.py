@@ -41,6 +41,11 @@ class Link:
         require(0 <= size_bytes < float("inf"), "size_bytes", size_bytes)
         self.free_at_s = max(self.free_at_s, now_s) + size_bytes / self.bytes_per_s
 
+    def take_back(self, size_bytes: float, now_s: float) -> None:
+        """Undo a promise of `size_bytes` (>= 0) that will not be kept; what has crossed already is not undone."""
+        require(0 <= size_bytes < float("inf"), "size_bytes", size_bytes)
+        self.free_at_s = max(min(self.free_at_s, now_s), self.free_at_s - size_bytes / self.bytes_per_s)
+
 
 def fetch_s(size_bytes: float, *stages: Link, now_s: float = 0.0) -> float:
     """Duration of a fetch that starts at `now_s` and crosses `stages` one after the other, seconds.

@@ -16,6 +16,7 @@ class RequestFacts:
         `prompt_tokens - 1` tokens.
     prompt_tokens : tokens of the prompt, >= 0; an estimate when `prompt_exact` is false
     prompt_exact : whether `prompt_tokens` was counted rather than guessed from bytes
+    prompt_characters : characters of text the prompt's length was guessed from; 0 when it was counted
     max_tokens : the client's own limit on output tokens; None when it set none
     streams : whether the client asked for a stream, so that a first token can be observed
     generates : whether the request runs a prefill at all (false for /tokenize and the like)
@@ -29,6 +30,7 @@ class RequestFacts:
     prompt_tokens: int = 0
     chain: list[int] = field(default_factory=list)
     prompt_exact: bool = True
+    prompt_characters: int = 0
     max_tokens: int | None = None
     streams: bool = False
     generates: bool = True

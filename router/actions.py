@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from estimators.request import RequestFacts
 
@@ -15,7 +14,7 @@ class Cause(Enum):
     CONNECT = "connect"  # no connection within the limit, or refused
     NO_ANSWER = "no_answer"  # connection lost, or silent past the limit, before any response byte
     BAD_ANSWER = "bad_answer"  # bytes that are not HTTP, before anything was relayed
-    OVERLOADED = "overloaded"  # 429 or 503 head: meant for retry elsewhere
+    OVERLOADED = "overloaded"  # 429 or 503 head: meant for retry elsewhere, else relayed
     BROKEN = "broken"  # lost or malformed after response bytes were relayed: never retried
 
 
@@ -39,11 +38,12 @@ class Ended:
     cached_tokens: int | None = None  # from usage.prompt_tokens_details; off by default in engines
     prompt_tokens: int | None = None  # from usage
     stream_error: bool = False  # an error object arrived inside a 200 stream
+    events: int = field(default=0, compare=False)  # of a stream, from its first token on: about one a token
 
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """Send the request, byte for byte, to `base_url`. Closed by exactly one of finished, failed, cancelled."""
+    """Send the request, byte for byte, to `base_url`. Closed by one of finished, failed and cancelled."""
 
     request: RequestFacts
     row: int  # replica, a row of the fleet view
@@ -52,7 +52,7 @@ class Send:
     attempt: int = 1
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # added to the upstream request
     explain: str | None = None  # JSON for the response header x-tfirst-explain, when asked for
-    booking: Any = None  # the dispatcher's own record; opaque to the shell
+    placement: object = None  # the dispatcher's own record; opaque to the shell
 
 
 @dataclass(slots=True)

@@ -8,21 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from estimators.estimates import Estimator, Held
 from estimators.links import Link
 from estimators.roofline import Rates, rates_of
 from estimators.shapes import QWEN3_8B, ModelShape
 from estimators.view import FleetView
+from policies.least_request import LeastRequest
 from router.config import RouterConfig
 from router.directory import Directory
 from router.dispatch import Dispatcher, Replica
 from router.fleet import Fleet
+from router.names import ModelNames
 from router.plugins import build_policy
-from router.prompts import PromptReader
+from router.prompts import CharactersPerToken, PromptReader
 from router.receipts import Receipt
 
 NEUTRAL_CARD = "A100"  # what an unknown card is priced as until it has been observed
-USABLE_MEMORY = 0.9  # share of a card's memory an engine gives to weights and KV
 DEFAULT_BLOCK_TOKENS = 16
 KNOWN_SPREAD, UNKNOWN_SPREAD = 0.5, 2.0  # how far the truth may be from the start values, relative
 
@@ -31,11 +34,10 @@ KNOWN_SPREAD, UNKNOWN_SPREAD = 0.5, 2.0  # how far the truth may be from the sta
 class Core:
     """Everything that decides, ready to be driven by a shell."""
 
-    fleet: Fleet
     dispatcher: Dispatcher
     directory: Directory
     prompts: PromptReader
-    block_tokens: int
+    names: ModelNames
 
 
 class DirectoryHoldings:
@@ -72,9 +74,9 @@ def assemble(
     view = FleetView(
         names=[replica.name for replica in fleet.replicas],
         rates=[rates_of_replica(fleet, shape, replica.card) for replica in fleet.replicas],
-        kv_capacity_tokens=[kv_capacity(fleet, replica.card) for replica in fleet.replicas],
     )
     directory = Directory(block_tokens, view.rows)
+    names, characters_per_token = ModelNames(), CharactersPerToken()
     dispatcher = Dispatcher(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
         view=view,
@@ -85,28 +87,24 @@ def assemble(
             stages=fetch_stages(fleet),
             discipline=fleet.fetch.discipline,
             minimum_fetch_tokens=fleet.fetch.minimum_tokens,
+            step_tokens=fleet.step_tokens,
         ),
         policy=build_policy(config.policy.name, config.policy.settings, config.seed),
         policy_name=config.policy.name,
+        by_load=LeastRequest(np.random.default_rng(config.seed)),
         on_receipt=on_receipt,
-        max_attempts=config.limits.max_attempts,
+        characters_per_token=characters_per_token,
+        max_attempts=config.max_attempts,
         calibration_spread=KNOWN_SPREAD if known else UNKNOWN_SPREAD,
         epoch_s=epoch_s,
     )
-    return Core(fleet, dispatcher, directory, PromptReader(block_tokens), block_tokens)
+    prompts = PromptReader(block_tokens, names, characters_per_token)
+    return Core(dispatcher, directory, prompts, names)
 
 
 def rates_of_replica(fleet: Fleet, shape: ModelShape, card: str | None) -> Rates:
     """Roofline of one replica; an unknown card gets the neutral one."""
     return rates_of(shape, fleet.card(card or NEUTRAL_CARD))
-
-
-def kv_capacity(fleet: Fleet, card: str | None) -> float:
-    """Tokens of KV that fit beside the weights; NaN when card or model are unknown."""
-    if fleet.model is None or card is None:
-        return float("nan")
-    free = fleet.card(card).memory_gib * 2**30 * USABLE_MEMORY - fleet.model.weights_bytes
-    return max(0.0, free / fleet.model.kv_bytes_per_token)
 
 
 def fetch_stages(fleet: Fleet) -> list[list[Link]]:

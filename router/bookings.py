@@ -2,12 +2,13 @@
 
 Each booking is waiting (prefill not known to be over) or decoding. Waiting ones are kept in the order they were
 placed, which is the order an engine serves them in; the first is the one in service. The ledger keeps the fleet
-view's columns in step, and learns from each first token how long the prefill really took.
+view's columns in step with every change.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, isnan, nan
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,13 @@ from estimators.view import FleetView
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """One request on one replica. Times absolute on the dispatcher's clock unless they end in a phase's name.
+    """One request on one replica. Times are absolute, on the dispatcher's clock, and NaN until known.
 
-    compute_s : expected prefill, this long; features, shared_s : what it is made of, for calibration
-    ready_at_s : when its fetched state should be there
+    compute_s : expected prefill, this long; features, step_share_s : what it is made of, for calibration
+    new_tokens, reused_tokens : prompt tokens expected to be computed, and not
+    ready_at_s : earliest start its fetch allows
     starts_at_s : when its prefill should start, known once it is the first waiting
+    awaits_fetch : its fetch and not the queue decided that start
     """
 
     request: RequestFacts
@@ -33,61 +36,64 @@ class Booking:
     ready_at_s: float
     compute_s: float
     features: npt.NDArray[np.float64]
-    shared_s: float
+    step_share_s: float
+    new_tokens: float
+    reused_tokens: float
     output_tokens: float
-    starts_at_s: float = np.nan
-    first_token_at_s: float = np.nan
+    starts_at_s: float = nan
+    first_token_at_s: float = nan
+    awaits_fetch: bool = False
     decoding: bool = False
     released: bool = False
 
+    @property
+    def mean_context_tokens(self) -> float:
+        """Context of the decode, averaged over its life: the prompt and half of the expected output."""
+        return self.request.prompt_tokens + self.output_tokens / 2
+
 
 class Ledger:
-    """Bookings of a whole fleet. Every `place` is ended by exactly one `release`."""
+    """Bookings of a whole fleet. Every `place` is ended by one `release`.
 
-    def __init__(self, view: FleetView) -> None:
+    step_tokens : prompt tokens an engine computes in one step at most, >= 1
+    """
+
+    def __init__(self, view: FleetView, step_tokens: int) -> None:
         self._view = view
+        self._step_tokens = step_tokens
         self._waiting: list[dict[Booking, None]] = [{} for _ in range(view.rows)]
 
     def place(self, request: RequestFacts, row: int, path: Path, estimates: Estimates, now_s: float) -> Booking:
         """Book `request` on `row` by `path`, as estimated."""
         column = COLUMN[path]
-        compute_s = float(estimates.compute_s[row, column]) if request.generates else 0.0
-        features = estimates.features[row, column].copy()
+        reused = float(estimates.reused_tokens[row, column])
         booking = Booking(
             request=request,
             row=row,
             placed_at_s=now_s,
-            ready_at_s=now_s + float(estimates.fetch_s[row, column]),
-            compute_s=compute_s,
-            features=features,
-            shared_s=max(0.0, compute_s - float(features @ self._view.coefficients[row])),
-            output_tokens=estimates.output_tokens if request.generates else 0.0,
+            ready_at_s=now_s + float(estimates.ready_s[row, column]),
+            compute_s=float(estimates.compute_s[row, column]),
+            features=estimates.features[row, column].copy(),
+            step_share_s=float(estimates.step_share_s[row]),
+            new_tokens=max(1.0, request.prompt_tokens - reused),
+            reused_tokens=reused,
+            output_tokens=estimates.output_tokens,
         )
-        view = self._view
-        view.booked[row] += 1
+        self._view.booked[row] += 1
         if request.generates:
-            view.kv_tokens[row] += request.prompt_tokens
             waiting = self._waiting[row]
             waiting[booking] = None
             if len(waiting) == 1:
                 self._serve(booking, now_s)
             else:
-                view.waiting_compute_s[row] += compute_s
+                self._add_behind(booking, +1)
         return booking
 
-    def first_token(self, booking: Booking, now_s: float) -> float | None:
-        """Its first token came at `now_s`. Returns how long its prefill took, None when that cannot be told.
-
-        It can be told of the request in service: it had the GPU from its expected start, or from the moment the one
-        before it got its own first token, until now.
-        """
+    def first_token(self, booking: Booking, now_s: float) -> None:
+        """Its first token came at `now_s`: the prefill is over and it decodes."""
         booking.first_token_at_s = now_s
-        if booking.decoding or booking.released or not booking.request.generates:
-            return None
-        starts_at_s = booking.starts_at_s
-        self._end_prefill(booking, now_s)
-        took_s = now_s - starts_at_s
-        return took_s if took_s > 0 else None  # NaN: it was not in service
+        if booking.request.generates and not booking.decoding and not booking.released:
+            self._end_prefill(booking, now_s)
 
     def release(self, booking: Booking, now_s: float) -> None:
         """It ended, whatever the way. Idempotent, so that no path can release twice."""
@@ -96,14 +102,11 @@ class Ledger:
         booking.released = True
         view, row = self._view, booking.row
         view.booked[row] -= 1
-        if not booking.request.generates:
-            return
         if booking.decoding:
             view.decode_batch[row] -= 1
-            view.decode_context_tokens[row] -= self._context(booking)
-        else:
+            view.decode_context_tokens[row] -= booking.mean_context_tokens
+        elif booking.request.generates:
             self._leave_queue(booking, now_s)
-        view.kv_tokens[row] -= booking.request.prompt_tokens
 
     def settle(self, now_s: float) -> None:
         """Let time pass: a request that is not streamed shows no first token, so its prefill ends as expected."""
@@ -114,16 +117,18 @@ class Ledger:
                     break
                 self._end_prefill(head, ends_s)
 
-    def waiting_on(self, row: int) -> int:
-        """Bookings on `row` whose prefill is not known to be over."""
-        return len(self._waiting[row])
-
-    def _context(self, booking: Booking) -> float:
-        """Mean context of a decode over its life: the prompt and half of the expected output."""
-        return booking.request.prompt_tokens + booking.output_tokens / 2
+    def next_settled_s(self) -> float | None:
+        """When `settle` has something to do; None while nothing but streams is in service."""
+        ends_s = [
+            float(self._view.head_ends_s[row])
+            for row, waiting in enumerate(self._waiting)
+            if (head := next(iter(waiting), None)) is not None and not head.request.streams
+        ]
+        return min(ends_s, default=None)
 
     def _serve(self, booking: Booking, from_s: float) -> None:
         booking.starts_at_s = max(from_s, booking.ready_at_s)
+        booking.awaits_fetch = booking.ready_at_s > from_s
         self._view.head_ends_s[booking.row] = booking.starts_at_s + booking.compute_s
         self._view.head_compute_s[booking.row] = booking.compute_s
 
@@ -131,21 +136,34 @@ class Ledger:
         self._leave_queue(booking, now_s)
         booking.decoding = True
         self._view.decode_batch[booking.row] += 1
-        self._view.decode_context_tokens[booking.row] += self._context(booking)
+        self._view.decode_context_tokens[booking.row] += booking.mean_context_tokens
 
     def _leave_queue(self, booking: Booking, now_s: float) -> None:
         row = booking.row
         waiting = self._waiting[row]
-        view = self._view
-        was_head = next(iter(waiting)) is booking
+        was_head = not isnan(booking.starts_at_s)
         del waiting[booking]
         if not was_head:
-            view.waiting_compute_s[row] -= booking.compute_s
-        if not waiting:
-            view.head_ends_s[row] = -np.inf
-            view.head_compute_s[row] = 0.0
-            view.waiting_compute_s[row] = 0.0  # also clears what rounding left
-        elif was_head:
-            head = next(iter(waiting))
-            view.waiting_compute_s[row] = max(0.0, view.waiting_compute_s[row] - head.compute_s)
+            self._add_behind(booking, -1)
+            return
+        head = next(iter(waiting), None)
+        if head is None:
+            self._view.head_ends_s[row] = -np.inf
+            self._view.head_compute_s[row] = 0.0
+        else:
+            self._add_behind(head, -1)
             self._serve(head, now_s)
+
+    def _add_behind(self, booking: Booking, sign: int) -> None:
+        """Add or take off one booking's part of the work behind the one in service."""
+        view, row = self._view, booking.row
+        behind = len(self._waiting[row]) - 1
+        if behind <= 0:  # nothing is left; also clears what rounding left
+            view.waiting_work[row] = 0.0
+            view.waiting_tokens[row] = 0.0
+            return
+        work, weights_s = view.waiting_work[row], float(view.weights_s[row])
+        view.waiting_tokens[row] += sign * booking.new_tokens
+        work[:2] += sign * booking.features[:2]
+        work[2] = ceil(max(0.0, float(view.waiting_tokens[row])) / self._step_tokens) * weights_s
+        work[3] = weights_s

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import msgspec
 
 from router.errors import ConfigError
-from router.fleet import Fleet, fleet_of_urls, load_fleet
+from router.fleet import Fleet, fleet_of_urls, load_fleet, one_line
+from router.http.contract import Count, Limits, Seconds, TimeOuts
 
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -26,24 +26,14 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     period_s: Seconds = 0.5  # shorter sees foreign load sooner, at one small request per replica and period
     timeout_s: Seconds = 2.0
-    misses_to_down: Annotated[int, msgspec.Meta(ge=1)] = 3  # one missed poll proves nothing
+    misses_to_down: Count = 3  # one missed poll proves nothing
+    api_key_env: str | None = None  # environment variable with the key the replicas want (vLLM's --api-key)
 
 
 class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `receipts`: where every decision is written down, as JSON lines. No path: nowhere."""
 
     path: str | None = None
-
-
-class LimitConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Section `limits`: what one client and one replica may ask of the router."""
-
-    max_body_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * 1024 * 1024  # larger ones get 413
-    connect_s: Seconds = 5.0
-    first_byte_s: Seconds = 600.0  # a long prefill on a busy replica takes minutes
-    stall_s: Seconds = 300.0  # between two pieces of one answer
-    max_attempts: Annotated[int, msgspec.Meta(ge=1)] = 3  # different replicas tried before the first byte
-    drain_s: Seconds = 30.0  # at shut-down streams get this long to finish
 
 
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,16 +48,19 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     policy: PolicyConfig = PolicyConfig()
     load: LoadConfig = LoadConfig()
     receipts: ReceiptConfig = ReceiptConfig()
-    limits: LimitConfig = LimitConfig()
-    seed: int = 0  # of every draw by chance: ties and policies that draw
+    limits: Limits = Limits()  # what one client may make the router hold
+    time_outs: TimeOuts = TimeOuts()  # how long it waits for a peer
+    max_attempts: Count = 3  # different replicas tried before the first byte
+    drain_s: Seconds = 30.0  # at shut-down streams get this long to finish
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0  # of every draw by chance: ties and policies that draw
 
 
 def parse_config(text: bytes | str, where: str = "configuration") -> RouterConfig:
     """Decode a configuration; `ConfigError` names the key that is unknown or out of range."""
     try:
-        return msgspec.yaml.decode(text or "{}", type=RouterConfig)
-    except msgspec.DecodeError as exc:
-        raise ConfigError(f"{where}: {exc}") from exc
+        return msgspec.convert(msgspec.yaml.decode(text) or {}, RouterConfig)  # a file of comments is no value
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{where}: {one_line(exc)}") from exc
 
 
 def load_config(path: Path) -> RouterConfig:

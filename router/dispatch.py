@@ -1,21 +1,23 @@
 """The whole decision as plain code: events in with their time, actions out. Nothing here awaits or reads a clock.
 
 Three shells can drive it: the gateway (wall clock), a replay (virtual clock), tests. Each `Send` is closed by exactly
-one of `finished`, `failed` and `cancelled`.
+one of `finished`, `failed` and `cancelled`; only an overloaded answer that nobody can stand in for stays open after
+`failed`, because it is relayed to its end.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from estimators.arrivals import ArrivalRate
+from estimators.arrivals import Traffic
 from estimators.calibration import PrefillCalibration, ScaleCalibration
-from estimators.estimates import Estimates, Estimator, FleetContext, Held
+from estimators.estimates import Estimates, Estimator, Held, Surroundings
+from estimators.links import Link
 from estimators.output_length import OutputLength
 from estimators.paths import COLUMN, PATHS, Path
 from estimators.request import RequestFacts
@@ -23,13 +25,15 @@ from estimators.view import FleetView
 from policies.base import Choice, Policy
 from router.actions import Action, Cause, Ended, Outcome, Refuse, Send
 from router.bookings import Booking, Ledger
+from router.prompts import CharactersPerToken
 from router.receipts import Candidate, Receipt
+from router.samples import Computed, PrefillSamples
 
-# A replica that refused a connection is left alone this long, unless its poll says it is back.
-REST_AFTER_FAILURE_S = 1.0
+# A replica that failed is chosen only when nobody else can be, twice as long after each failure in a row.
+FIRST_REST_S = 1.0
+LONGEST_REST_S = 30.0
 RETRY_AFTER_S = 1
-# A load report older than this says nothing about now: work of others is unknown again, not the old number.
-STALE_AFTER_S = 5.0
+MODELS_APART = 64  # models whose traffic is learned apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,21 @@ class Holdings(Protocol):
     def held(self, chain: list[int]) -> Held: ...
 
 
+@dataclass(slots=True)
+class Standing:
+    """How a replica has been doing. models : None until it has said what it serves; empty when it does not say."""
+
+    up: bool = False
+    models: frozenset[str] | None = None
+    failures: int = 0  # in a row
+    rests_until_s: float = -np.inf
+    ended_at_s: deque[float] = field(default_factory=lambda: deque(maxlen=1024))  # recent ends, for load reports
+
+    def may_serve(self, model: str) -> bool:
+        """Whether it serves `model`, as far as is known; "" is any model."""
+        return not model or not self.models or model in self.models
+
+
 @dataclass(slots=True, eq=False)
 class Placement:
     """The dispatcher's record behind one `Send`."""
@@ -54,11 +73,13 @@ class Placement:
     receipt: Receipt
     arrived_at_s: float
     tried: set[int]
+    promised: list[tuple[Link, float]]  # bytes it was expected to bring over each link
 
 
 class Dispatcher:
     """Owns admission, choice and retry, the ledger and everything learned from outcomes.
 
+    policy : decides where a generation runs; by_load : where everything else goes
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
     """
@@ -72,37 +93,36 @@ class Dispatcher:
         estimator: Estimator,
         policy: Policy,
         policy_name: str,
+        by_load: Policy,
         on_receipt: Callable[[Receipt], None],
+        characters_per_token: CharactersPerToken | None = None,
         max_attempts: int = 3,
         calibration_spread: float = 0.5,
         epoch_s: float = 0.0,
     ) -> None:
         self.view = view
         self.replicas = replicas
-        self.up = [False] * view.rows
         self.policy_name = policy_name
         self._holdings = holdings
         self._estimator = estimator
         self._policy = policy
+        self._by_load = by_load
         self._on_receipt = on_receipt
+        self._characters_per_token = characters_per_token or CharactersPerToken()
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
-        self._ledger = Ledger(view)
-        self._resting_until_s = np.full(view.rows, -np.inf)
-        self._prefill = [
-            PrefillCalibration(view.coefficients[row], spread=calibration_spread) for row in range(view.rows)
-        ]
+        self._ledger = Ledger(view, estimator.step_tokens)
+        self._samples = PrefillSamples(view, estimator, self._learn_prefill)
+        self._standing = [Standing() for _ in range(view.rows)]
+        self._prefill = [PrefillCalibration(row, spread=calibration_spread) for row in view.coefficients]
         self._pace = [ScaleCalibration() for _ in range(view.rows)]
-        self._arrivals = ArrivalRate()
+        self._traffic: dict[str, Traffic] = {}
         self._output = OutputLength()
-        self._ended_at_s: list[deque[float]] = [deque(maxlen=256) for _ in range(view.rows)]
 
     # Requests
 
     def arrived(self, request: RequestFacts, now_s: float) -> list[Action]:
         """A whole request is here: place it or refuse it."""
-        if request.generates:
-            self._arrivals.arrived(now_s)
         receipt = Receipt(
             request_id=request.request_id,
             arrived_at=self._epoch_s + now_s,
@@ -113,48 +133,50 @@ class Dispatcher:
             streamed=request.streams,
             policy=self.policy_name,
         )
-        serving = [row for row in range(self.view.rows) if self._serves(row, request.model)]
-        if not serving and any(self.up):
+        if not any(standing.may_serve(request.model) for standing in self._standing):
             return [self._refuse(receipt, self._unknown_model(request.model), now_s, now_s)]
+        if request.generates:
+            self._traffic_of(request.model).arrived(now_s)
         return [self._place(request, receipt, now_s, set(), now_s)]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""
         placement = _placement(sent)
-        booking = placement.booking
         placement.receipt.first_token_s = now_s - placement.arrived_at_s
-        took_s = self._ledger.first_token(booking, now_s)
-        if took_s is not None and booking.request.prompt_exact:
-            self._prefill[booking.row].observe(booking.features, booking.shared_s, took_s)
+        self._samples.first_token(placement.booking, now_s)
+        self._ledger.first_token(placement.booking, now_s)
         return []
 
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
         """`sent` was answered completely, well or not."""
         placement = _placement(sent)
-        if ended.stream_error or ended.status >= 500:
-            outcome = Outcome.SERVER_ERROR
-        elif ended.status >= 300:
-            outcome = Outcome.CLIENT_ERROR
-        else:
-            outcome = Outcome.OK
-            self._learn_decode(placement, ended, now_s)
         receipt = placement.receipt
         receipt.status = ended.status
         receipt.output_tokens = ended.output_tokens
         receipt.cached_tokens = ended.cached_tokens
-        self._close(placement, outcome, now_s)
+        if ended.stream_error or ended.status >= 500:
+            if ended.status not in (503, 529):  # overload is no failure
+                self._failed_once(sent.row, now_s)
+            self._close(placement, Outcome.SERVER_ERROR, now_s)
+        elif ended.status >= 300:
+            self._close(placement, Outcome.CLIENT_ERROR, now_s)
+        else:
+            self._standing[sent.row].failures = 0
+            self._learn(placement, ended, now_s)
+            self._close(placement, Outcome.OK, now_s)
         return []
 
     def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
         """`sent` came to nothing. Another `Send` is returned when nothing was relayed and somebody else can take it.
 
-        An overloaded replica that nobody can stand in for keeps its own answer: an empty list, then `finished`.
+        An overloaded replica that nobody can stand in for keeps its own answer: an empty list, `sent` stays open, and
+        `finished` follows.
         """
         placement = _placement(sent)
-        receipt, row = placement.receipt, sent.row
-        tried = placement.tried | {row}
-        if cause in (Cause.CONNECT, Cause.NO_ANSWER):
-            self._resting_until_s[row] = now_s + REST_AFTER_FAILURE_S
+        receipt = placement.receipt
+        tried = placement.tried | {sent.row}
+        if cause is not Cause.OVERLOADED:
+            self._failed_once(sent.row, now_s)
         may_retry = cause is not Cause.BROKEN and sent.attempt < self._max_attempts
         if may_retry and self._candidates(sent.request.model, tried, now_s):
             self._end_booking(placement, now_s)
@@ -182,38 +204,63 @@ class Dispatcher:
         self._close(_placement(sent), Outcome.CANCELLED, now_s)
         return []
 
+    def due(self, now_s: float) -> list[Action]:
+        """What time alone causes by `now_s`: prefills that nobody can see end are taken to have ended."""
+        self._ledger.settle(now_s)
+        return []
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When `due` is wanted; None while only events can change anything."""
+        return self._ledger.next_settled_s()
+
     # What replicas report
 
     def replica_up(self, row: int, models: frozenset[str]) -> None:
         """`row` answers its probes and serves `models` (empty: it did not say, so any)."""
-        self.up[row] = True
-        self.view.models[row] = models
-        self._resting_until_s[row] = -np.inf
+        standing = self._standing[row]
+        standing.up, standing.models = True, models
+        standing.failures, standing.rests_until_s = 0, -np.inf
 
     def replica_down(self, row: int) -> None:
         """`row` does not answer its probes: not chosen until it does, running streams untouched."""
-        self.up[row] = False
-        self.load_reported(row, None, 0.0, 0.0)
+        self._standing[row].up = False
+        self.load_reported(row, running=None, waiting=None, sent_s=0.0, now_s=np.nan)
 
-    def load_reported(self, row: int, requests: float | None, sent_s: float, now_s: float) -> None:
-        """`row` reported running plus waiting `requests` in answer to a poll sent at `sent_s`; None: it did not say.
+    def load_reported(
+        self, row: int, *, running: float | None, waiting: float | None, sent_s: float, now_s: float
+    ) -> None:
+        """`row` reported requests `running` and `waiting` in answer to a poll sent at `sent_s`; None: it did not say.
 
-        Ours are those booked now or ended since the poll went out, so nothing of ours is taken for foreign.
+        Ours are those booked now or ended since the poll went out, so nothing of ours is taken for foreign. A report
+        that stops coming keeps its last value and shows its age in receipts.
         """
-        view = self.view
-        if requests is None:
-            view.reported_requests[row] = np.nan
-            view.foreign_requests[row] = 0.0
+        view, standing = self.view, self._standing[row]
+        if running is None or waiting is None:
+            view.foreign_waiting[row] = view.foreign_decoding[row] = view.sampled_at_s[row] = np.nan
             return
-        ended_since = sum(1 for at_s in self._ended_at_s[row] if at_s >= sent_s)
-        view.reported_requests[row] = requests
-        view.foreign_requests[row] = max(0.0, requests - int(view.booked[row]) - ended_since)
+        ended_since = sum(1 for at_s in standing.ended_at_s if at_s >= sent_s)
+        ours = int(view.booked[row]) + ended_since
+        ours_waiting = ours - float(view.decode_batch[row])
+        foreign = max(0.0, running + waiting - ours)
+        view.foreign_waiting[row] = min(foreign, max(0.0, waiting - ours_waiting))
+        view.foreign_decoding[row] = foreign - view.foreign_waiting[row]
         view.sampled_at_s[row] = now_s
+
+    # What is known
 
     @property
     def models(self) -> list[str]:
         """Models served by at least one replica that is up, sorted."""
-        return sorted({model for row, up in enumerate(self.up) if up for model in self.view.models[row]})
+        return sorted({model for standing in self._standing if standing.up for model in standing.models or ()})
+
+    def is_up(self, row: int) -> bool:
+        """Whether `row` answers its probes."""
+        return self._standing[row].up
+
+    def models_of(self, row: int) -> list[str]:
+        """Models `row` has named, sorted."""
+        return sorted(self._standing[row].models or ())
 
     @property
     def in_flight(self) -> int:
@@ -222,16 +269,20 @@ class Dispatcher:
 
     # Inside
 
-    def _serves(self, row: int, model: str) -> bool:
-        models = self.view.models[row]
-        return self.up[row] and (not model or not models or model in models)
-
     def _candidates(self, model: str, tried: set[int], now_s: float) -> list[int]:
-        return [
+        """Rows that may take a request now; resting ones only when there is no other."""
+        rows = [
             row
-            for row in range(self.view.rows)
-            if row not in tried and self._serves(row, model) and self._resting_until_s[row] <= now_s
+            for row, standing in enumerate(self._standing)
+            if row not in tried and standing.up and standing.may_serve(model)
         ]
+        return [row for row in rows if self._standing[row].rests_until_s <= now_s] or rows
+
+    def _failed_once(self, row: int, now_s: float) -> None:
+        standing = self._standing[row]
+        standing.failures += 1
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (standing.failures - 1))
+        standing.rests_until_s = now_s + rest_s
 
     def _place(
         self, request: RequestFacts, receipt: Receipt, arrived_at_s: float, tried: set[int], now_s: float
@@ -242,24 +293,32 @@ class Dispatcher:
                 503, "ServiceUnavailable", "no replica is up; try again shortly", retry_after_s=RETRY_AFTER_S
             )
             return self._refuse(receipt, refusal, arrived_at_s, now_s)
+        try:
+            return self._decide(request, receipt, rows, arrived_at_s, tried, now_s)
+        except Exception:
+            receipt.cause = "internal"
+            self._end_receipt(receipt, Outcome.FAILED, arrived_at_s, now_s)
+            raise
+
+    def _decide(
+        self,
+        request: RequestFacts,
+        receipt: Receipt,
+        rows: list[int],
+        arrived_at_s: float,
+        tried: set[int],
+        now_s: float,
+    ) -> Send:
         view = self.view
         view.ready[:] = False
         view.ready[rows] = True
-        self._ledger.settle(now_s)
-        view.foreign_requests[now_s - view.sampled_at_s > STALE_AFTER_S] = 0.0
-        held = self._holdings.held(request.chain)
-        context = FleetContext(
-            arrival_rps=self._arrivals.rate_rps,
-            mean_compute_s=self._arrivals.mean_work_s,
-            output_tokens=max(1.0, self._output.expected(request.max_tokens)),
-        )
-        estimates = self._estimator.estimate(request, held, view, context, now_s)
-        choice = self._policy.choose(request, view, estimates)
-        self._note(receipt, choice, estimates, now_s)
-        booking = self._ledger.place(request, choice.row, choice.path, estimates, now_s)
-        self._promise(choice, estimates, now_s)
-        if request.generates:
-            self._arrivals.placed(booking.compute_s)
+        self.due(now_s)
+        around = self._surroundings(request, now_s)
+        estimates = self._estimator.estimate(request, self._holdings.held(request.chain), view, around, now_s)
+        policy = self._policy if request.generates else self._by_load
+        choice = policy.choose(request, view, estimates)
+        self._note(receipt, choice, estimates, around, now_s)
+        receipt.placed_s = now_s - arrived_at_s
         receipt.attempts += 1
         replica = self.replicas[choice.row]
         return Send(
@@ -269,19 +328,44 @@ class Dispatcher:
             base_url=replica.base_url,
             attempt=receipt.attempts,
             explain=receipt.summary() if request.explain else None,
-            booking=Placement(booking, receipt, arrived_at_s, tried),
+            placement=Placement(
+                booking=self._ledger.place(request, choice.row, choice.path, estimates, now_s),
+                receipt=receipt,
+                arrived_at_s=arrived_at_s,
+                tried=tried,
+                promised=self._promise(choice, estimates, now_s),
+            ),
         )
 
-    def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> None:
-        if choice.path is not Path.REMOTE:
-            return
-        row = choice.row
-        fetched = estimates.reused_tokens[row, COLUMN[Path.REMOTE]] - estimates.reused_tokens[row, COLUMN[Path.LOCAL]]
-        for link in self._estimator.stages[row]:
-            link.promise(self._estimator.fetch_bytes(float(fetched)), now_s)
+    def _traffic_of(self, model: str) -> Traffic:
+        """Traffic of `model`; beyond a number of names, which clients could choose freely, they share one."""
+        if model not in self._traffic and len(self._traffic) >= MODELS_APART:
+            model = ""
+        return self._traffic.setdefault(model, Traffic())
 
-    def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates, now_s: float) -> None:
-        """Write every possible candidate and the choice into the receipt."""
+    def _surroundings(self, request: RequestFacts, now_s: float) -> Surroundings:
+        """What else goes on for this model. Per-replica rates would feed back, so all its replicas share one."""
+        traffic = self._traffic_of(request.model)
+        serving = sum(standing.up and standing.may_serve(request.model) for standing in self._standing)
+        return Surroundings(
+            arrival_rps=traffic.rate_rps(now_s) / max(serving, 1),
+            mean_compute_s=traffic.mean_compute_s,
+            mean_context_tokens=traffic.mean_context_tokens,
+            output_tokens=max(1.0, self._output.expected(request.max_tokens)),
+        )
+
+    def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> list[tuple[Link, float]]:
+        if choice.path is not Path.REMOTE:
+            return []
+        reused = estimates.reused_tokens[choice.row]
+        size = self._estimator.fetch_bytes(float(reused[COLUMN[Path.REMOTE]] - reused[COLUMN[Path.LOCAL]]))
+        promised = [(link, size) for link in self._estimator.stages[choice.row]]
+        for link, size_bytes in promised:
+            link.promise(size_bytes, now_s)
+        return promised
+
+    def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates, around: Surroundings, now_s: float) -> None:
+        """Write every possible candidate, the choice and what it rested on into the receipt."""
         candidates: list[Candidate] = []
         local_column = COLUMN[Path.LOCAL]
         for row, column in np.argwhere(estimates.possible).tolist():
@@ -301,30 +385,56 @@ class Dispatcher:
                     local_tokens=local,
                     fetched_tokens=int(estimates.reused_tokens[row, column]) - local,
                     pace_s=float(estimates.pace_s[row]),
-                    price_s=float(estimates.queue_price_s[row, column] + estimates.decode_price_s[row, column]),
+                    queue_price_s=float(estimates.queue_price_s[row, column]),
+                    decode_price_s=float(estimates.decode_price_s[row, column]),
                     signal_age_s=None if np.isnan(age_s) else age_s,
                 )
             )
         receipt.candidates = candidates
         receipt.reason = choice.reason.value
         receipt.probability = choice.probability
+        receipt.expected_output_tokens = around.output_tokens
+        receipt.arrival_rps = around.arrival_rps
+        receipt.mean_compute_s = around.mean_compute_s
 
-    def _learn_decode(self, placement: Placement, ended: Ended, now_s: float) -> None:
-        booking, tokens = placement.booking, ended.output_tokens
-        if tokens is None or not booking.request.generates:
+    # Learning
+
+    def _learn(self, placement: Placement, ended: Ended, now_s: float) -> None:
+        booking = placement.booking
+        if not booking.request.generates:
             return
-        self._output.observe(tokens)
-        if tokens < 2 or np.isnan(booking.first_token_at_s):
-            return
+        if not booking.request.prompt_exact and ended.prompt_tokens is not None:
+            self._characters_per_token.observe(booking.request.prompt_characters, ended.prompt_tokens)
+        self._traffic_of(booking.request.model).answered(booking.compute_s, booking.request.prompt_tokens)
+        self._samples.ended(booking, computed_by(booking, ended), now_s)
+        tokens = ended.output_tokens if ended.output_tokens is not None else ended.events
+        if tokens:
+            self._output.observe(tokens)
+            self._learn_pace(booking, tokens, now_s)
+
+    def _learn_prefill(
+        self, row: int, features: np.ndarray[tuple[int, ...], np.dtype[np.float64]], shared_s: float, took_s: float
+    ) -> None:
+        self._prefill[row].observe(features, extra_s=shared_s, observed_s=took_s)
+
+    def _learn_pace(self, booking: Booking, tokens: int, now_s: float) -> None:
         row, view = booking.row, self.view
+        took_s = now_s - booking.first_token_at_s
+        if tokens < 2 or not took_s > 0:  # NaN: nobody saw its first token
+            return
         ideal_s = view.weights_s[row] + view.decode_context_tokens[row] * view.context_s_per_token[row]
-        observed_s = (now_s - booking.first_token_at_s) / (tokens - 1)
-        if observed_s > 0:
-            view.pace_scale[row] = self._pace[row].observe(float(observed_s / ideal_s))
+        view.pace_scale[row] = self._pace[row].observe(float(took_s / (tokens - 1) / ideal_s))
+
+    # Endings
 
     def _end_booking(self, placement: Placement, now_s: float) -> None:
-        self._ledger.release(placement.booking, now_s)
-        self._ended_at_s[placement.booking.row].append(now_s)
+        booking = placement.booking
+        if now_s < booking.ready_at_s:  # its bytes will not come any more
+            for link, size_bytes in placement.promised:
+                link.take_back(size_bytes, now_s)
+        self._samples.ended(booking, None, now_s)
+        self._ledger.release(booking, now_s)
+        self._standing[booking.row].ended_at_s.append(now_s)
 
     def _close(self, placement: Placement, outcome: Outcome, now_s: float) -> None:
         self._end_booking(placement, now_s)
@@ -342,12 +452,24 @@ class Dispatcher:
         return refusal
 
     def _unknown_model(self, model: str) -> Refuse:
-        known = ", ".join(self.models) or "none yet"
+        known = ", ".join(self.models) or "none at the moment"
         return Refuse(
             404, "NotFoundError", f"The model `{model}` does not exist here; served are: {known}.", param="model"
         )
 
 
+def computed_by(booking: Booking, ended: Ended) -> Computed | None:
+    """What the engine computed for a prompt. Its own word counts; without it, an exact prompt's expected reuse does."""
+    request = booking.request
+    prompt = float(request.prompt_tokens) if request.prompt_exact else ended.prompt_tokens
+    reused = ended.cached_tokens
+    if reused is None and request.prompt_exact:
+        reused = int(booking.reused_tokens)
+    if prompt is None or reused is None:
+        return None
+    return Computed(new_tokens=max(1.0, prompt - reused), reused_tokens=float(min(reused, prompt - 1)))
+
+
 def _placement(sent: Send) -> Placement:
-    assert isinstance(sent.booking, Placement), "a Send made by this dispatcher"
-    return sent.booking
+    assert isinstance(sent.placement, Placement), "a Send made by this dispatcher"
+    return sent.placement

@@ -13,6 +13,10 @@ from estimators.hardware import CARDS, Card, Positive
 from estimators.shapes import Count, ModelShape
 from router.errors import ConfigError
 
+DEFAULT_STEP_TOKENS = 2048  # vLLM's default on most cards
+STORE_NAME = "store"  # of its event source, so no replica may have it
+ZMQ_SCHEMES = ("tcp://", "ipc://", "inproc://")
+
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -41,7 +45,7 @@ class FetchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     by: Literal["engine"] = "engine"
     discipline: Discipline = Discipline.OVERLAPPED
-    minimum_tokens: Count = 1  # a shorter gain is computed rather than fetched
+    minimum_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512  # a shorter gain is computed rather than fetched
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,7 +63,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole fleet file. `engine` belongs to the simulator and is passed over."""
+    """A whole fleet file. `engine` describes simulated engines; only its token budget is a fact for the router too."""
 
     replicas: list[ReplicaSpec]
     model: ModelShape | None = None  # None: unknown, priced with a neutral shape
@@ -70,6 +74,12 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     block_tokens: Count | None = None  # None: as the engines report, else 16
     speed: Positive = 1.0
     engine: dict[str, Any] = {}
+
+    @property
+    def step_tokens(self) -> int:
+        """Prompt tokens an engine computes in one step at most (vLLM's max_num_batched_tokens)."""
+        budget = self.engine.get("token_budget", DEFAULT_STEP_TOKENS)
+        return budget if isinstance(budget, int) and budget >= 1 else DEFAULT_STEP_TOKENS
 
     def card(self, name: str) -> Card:
         """The card called `name`, at this fleet's speed; from the fleet file first, else from our own table."""
@@ -92,7 +102,7 @@ def load_fleet(path: Path) -> Fleet:
     except OSError as exc:
         raise ConfigError(f"fleet file {path}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
-        raise ConfigError(f"fleet file {path}: {exc}") from exc
+        raise ConfigError(f"fleet file {path}: {one_line(exc)}") from exc
     try:
         check_fleet(fleet)
     except ConfigError as exc:
@@ -108,16 +118,32 @@ def check_fleet(fleet: Fleet) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two replicas are called {name!r}")
+    if STORE_NAME in names:
+        raise ConfigError(f"a replica cannot be called {STORE_NAME!r}")
     for replica in fleet.replicas:
+        check_address(f"events of {replica.name!r}", replica.events)
+        check_address(f"replay of {replica.name!r}", replica.replay)
         if replica.url is None:
             raise ConfigError(f"replica {replica.name!r} has no `url`")
         check_url(replica.url)
         if replica.card is not None:
             fleet.card(replica.card)
     if fleet.store is not None:
+        check_address("store.events", fleet.store.events)
         for role, link in (("network", fleet.store.network), ("host", fleet.store.host)):
             if link not in fleet.links:
                 raise ConfigError(f"`store.{role}` names the link {link!r}, which `links` does not have")
+
+
+def check_address(what: str, address: str | None) -> None:
+    """Raise `ConfigError` when `address` is neither absent nor a ZMQ address."""
+    if address is not None and not address.startswith(ZMQ_SCHEMES):
+        raise ConfigError(f"{what}: {address!r} is not a ZMQ address; it looks like tcp://10.0.0.5:5557")
+
+
+def one_line(exc: Exception) -> str:
+    """An error's message on one line, as YAML's are not."""
+    return " ".join(str(exc).split())
 
 
 def check_url(url: str) -> str:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import aiohttp
 import msgspec
-import numpy as np
-import zmq
 
 import router
 from estimators.request import RequestFacts
@@ -25,23 +22,16 @@ from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.errors import ConfigError, PortInUse
 from router.fleet import Fleet, ReplicaSpec
-from router.http.contract import Limits, TimeOuts
 from router.http.head import RequestHead
 from router.http.server import TrafficPort
 from router.metrics import Metrics
 from router.receipts import Receipt, ReceiptWriter
-from router.signals.discovery import event_sources
 from router.signals.poller import LoadPoller
 from router.signals.prometheus_text import Load, load_of
-from router.signals.sequence import State
-from router.signals.subscriber import EventSubscriber, Source
-from router.signals.wire import Batch
+from router.sources import EventSources
+from router.views import Views
 
 log = logging.getLogger(__name__)
-
-STORE_SOURCE = "store"  # its name in metrics and on /fleet
-SOURCES_AGAIN_S = 30.0  # between two questions to a replica that named no event source
-STORE_FIRST_SEQ = 1  # the Mooncake master numbers its batches from 1
 
 
 class TimedDecider:
@@ -70,18 +60,16 @@ class Gateway:
         self._fleet = fleet
         self._metrics = Metrics()
         self._writer: ReceiptWriter | None = None
+        self._warned_sizes: set[int] = set()
+        self._process_started_s: dict[int, float] = {}  # Unix time each replica's process says, by row
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
         self._started_at = int(time.time())
-        self._zmq = zmq.Context[zmq.Socket[bytes]]()
-        self._subscribers: dict[str, EventSubscriber] = {}
-        self._searches: dict[int, asyncio.Task[None]] = {}  # by row
-        self._warned_sizes: set[int] = set()
-        self._started_s: dict[int, float] = {}  # Unix time each replica's process says it started at, by row
         self._session: aiohttp.ClientSession
         self._core: Core
+        self._sources: EventSources
+        self._poller: LoadPoller
         self._traffic: TrafficPort
         self._admin: AdminPort
-        self._poller: LoadPoller
         self._closers: list[Callable[[], Awaitable[None]]] = []  # in order of starting
 
     @property
@@ -91,10 +79,6 @@ class Gateway:
     @property
     def admin_port(self) -> int:
         return self._admin.port
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        return self._core.dispatcher
 
     async def start(self) -> None:
         """Listen, watch the replicas, follow their events.
@@ -120,51 +104,64 @@ class Gateway:
         self._traffic.cut()
 
     async def _start(self) -> None:
-        config = self._config
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._control_headers())
         self._closers.append(self._session.close)
         self._open_receipts()
         self._core = assemble(
-            config,
+            self._config,
             self._fleet,
             on_receipt=self._finished,
             epoch_s=time.time() - self._clock(),
-            block_tokens=await reported_block_tokens(self._session, self._fleet, config.load.timeout_s),
+            block_tokens=await reported_block_tokens(self._session, self._fleet, self._config.load.timeout_s),
         )
+        self._sources = EventSources(self._fleet, self._core.directory, self._session, self._clock)
+        self._closers.append(self._sources.stop)
+        self._sources.follow_store()
+        self._start_poller()
+        await self._start_admin()
+        await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
+
+    def _start_poller(self) -> None:
+        load = self._config.load
         self._poller = LoadPoller(
             self._session,
             on_load=self._on_load,
             on_up=self._on_up,
             on_down=self._on_down,
-            period_s=config.load.period_s,
-            timeout_s=config.load.timeout_s,
-            misses_to_down=config.load.misses_to_down,
+            period_s=load.period_s,
+            timeout_s=load.timeout_s,
+            misses_to_down=load.misses_to_down,
             clock=self._clock,
         )
         for row, replica in enumerate(self._fleet.replicas):
             self._poller.watch(row, replica.url or "")
-        self._closers.append(self._stop_subscribers)
-        self._follow_configured_sources()
         self._poller.start()
         self._closers.append(self._poller.stop)
-        await self._start_admin()
-        await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
 
     async def _start_admin(self) -> None:
-        config = self._config
-        self._admin = AdminPort(ready=self._ready, metrics_text=self._metrics_text, fleet=self.fleet_state)
+        views = Views(
+            fleet=self._fleet,
+            core=self._core,
+            metrics=self._metrics,
+            subscribers=self._sources.subscribers,
+            poller=self._poller,
+            traffic=lambda: self._traffic,
+            writer=self._writer,
+            clock=self._clock,
+        )
+        self._admin = AdminPort(ready=self._ready, metrics_text=views.metrics_text, fleet=views.fleet)
         self._closers.append(self._admin.stop)
-        await self._admin.start(config.admin_host, config.admin_port)
+        await self._admin.start(self._config.admin_host, self._config.admin_port)
 
     async def _start_traffic(self) -> None:
-        config, limits = self._config, self._config.limits
+        config = self._config
         self._traffic = TrafficPort(
             TimedDecider(self._core.dispatcher, self._metrics),
             read_prompt=self._core.prompts.facts_of,
             answer=self._answer,
             clock=self._clock,
-            limits=Limits(max_body_bytes=limits.max_body_bytes),
-            times=TimeOuts(connect_s=limits.connect_s, first_byte_s=limits.first_byte_s, stall_s=limits.stall_s),
+            limits=config.limits,
+            times=config.time_outs,
         )
         self._closers.append(self._stop_traffic)
         try:
@@ -173,7 +170,16 @@ class Gateway:
             raise PortInUse(config.host, config.port, "traffic", exc.strerror or str(exc)) from exc
 
     async def _stop_traffic(self) -> None:
-        await self._traffic.stop(self._config.limits.drain_s)
+        await self._traffic.stop(self._config.drain_s)
+
+    def _control_headers(self) -> dict[str, str]:
+        """Headers of the router's own calls to replicas: the key they want, from the environment."""
+        variable = self._config.load.api_key_env
+        if variable is None:
+            return {}
+        if not (key := os.environ.get(variable)):
+            raise ConfigError(f"load.api_key_env names the environment variable {variable}, which is not set")
+        return {"authorization": f"Bearer {key}"}
 
     def _open_receipts(self) -> None:
         path = self._config.receipts.path
@@ -189,109 +195,49 @@ class Gateway:
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)
 
-    # Events
-
-    def _follow_configured_sources(self) -> None:
-        for row, replica in enumerate(self._fleet.replicas):
-            if replica.events is not None:
-                self._follow(row, replica, Source(events=replica.events, replay=replica.replay))
-        store = self._fleet.store
-        if store is not None and store.events is not None:
-            directory = self._core.directory
-            self._subscribe(
-                STORE_SOURCE,
-                Source(events=store.events, first_seq=STORE_FIRST_SEQ),
-                lambda batch: directory.apply_store(batch, self._clock()),
-                directory.clear_store,
-            )
-
-    def _follow(self, row: int, replica: ReplicaSpec, source: Source) -> None:
-        directory = self._core.directory
-
-        def apply(batch: Batch) -> None:
-            directory.apply(row, batch, self._clock())
-
-        directory.add_source(row, self._model_of(row), one_copy=source.one_copy)
-        self._subscribe(replica.name, source, apply, partial(directory.clear, row))
-
-    def _subscribe(
-        self, name: str, source: Source, apply: Callable[[Batch], object], cleared: Callable[[], object]
-    ) -> None:
-        subscriber = EventSubscriber(source, apply, cleared, clock=self._clock, context=self._zmq)
-        self._subscribers[name] = subscriber
-        subscriber.start()
-
-    async def _stop_subscribers(self) -> None:
-        for search in self._searches.values():
-            search.cancel()
-        await asyncio.gather(*self._searches.values(), return_exceptions=True)
-        await asyncio.gather(*(subscriber.stop() for subscriber in self._subscribers.values()))
-        self._zmq.destroy(linger=0)
-
-    async def _find_sources(self, row: int, replica: ReplicaSpec) -> None:
-        """Ask a replica that came up where it publishes its events, again from time to time until it says so."""
-        warned = False
-        while self._core.dispatcher.up[row]:
-            sources = await event_sources(self._session, replica.url or "")
-            if sources:
-                self._follow(row, replica, sources[0])
-                log.info("%s publishes cache events at %s", replica.name, sources[0].events)
-                return
-            if not warned:
-                warned = True
-                log.warning("%s names no cache events: what it holds is unknown (see README)", replica.name)
-            await asyncio.sleep(SOURCES_AGAIN_S)
-
-    def _model_of(self, row: int) -> str:
-        """The base model a replica serves: the one it names first; the fleet file's until it has answered."""
-        endpoint = self._poller.endpoints.get(self._fleet.replicas[row].url or "")
-        if endpoint is not None and endpoint.models:
-            return endpoint.models[0]
-        return self._fleet.model.name if self._fleet.model is not None else ""
-
-    # Load and health
+    # What replicas report
 
     def _on_load(self, row: int, load: Load, sent_s: float, received_s: float) -> None:
-        known = load.running is not None and load.waiting is not None
-        requests = (load.running or 0.0) + (load.waiting or 0.0) if known else None
-        self._core.dispatcher.load_reported(row, requests, sent_s, received_s)
+        self._core.dispatcher.load_reported(
+            row, running=load.running, waiting=load.waiting, sent_s=sent_s, now_s=received_s
+        )
         self._notice_restart(row, load)
-        if load.num_gpu_blocks is not None and load.block_size is not None:
-            self._core.dispatcher.view.kv_capacity_tokens[row] = load.num_gpu_blocks * load.block_size
-        if load.block_size not in (None, self._core.block_tokens) and row not in self._warned_sizes:
+        expected = self._core.prompts.block_tokens
+        if load.block_size not in (None, expected) and row not in self._warned_sizes:
             self._warned_sizes.add(row)
             log.warning(
-                "%s has blocks of %s tokens, the router expects %d: its cache cannot be matched (block_tokens in the"
-                " fleet file)",
-                self._fleet.replicas[row].name,
-                load.block_size,
-                self._core.block_tokens,
+                "%s has blocks of %s tokens, the router expects %d: its cache cannot be matched; set block_tokens in a"
+                " fleet file, or start the router after the replicas",
+                *(self._fleet.replicas[row].name, load.block_size, expected),
             )
 
     def _notice_restart(self, row: int, load: Load) -> None:
         """A process that started anew, or sleeps, holds nothing, whether or not its event stream said so."""
-        restarted = load.started_s is not None and self._started_s.setdefault(row, load.started_s) != load.started_s
+        restarted = load.started_s is not None and (
+            self._process_started_s.setdefault(row, load.started_s) != load.started_s
+        )
         if restarted and load.started_s is not None:
-            self._started_s[row] = load.started_s
+            self._process_started_s[row] = load.started_s
             log.warning("%s was restarted: what it held is forgotten", self._fleet.replicas[row].name)
         if restarted or load.asleep:
             self._core.directory.clear(row)
 
     def _on_up(self, row: int, models: tuple[str, ...]) -> None:
         replica = self._fleet.replicas[row]
+        parents = self._poller.endpoints[replica.url or ""].parents
+        self._core.names.listed(models, parents)
         self._core.dispatcher.replica_up(row, frozenset(models))
+        base, _ = self._core.names.resolve(models[0] if models else "")
+        self._sources.replica_up(row, base)
         log.info("%s is up and serves %s", replica.name, ", ".join(models) or "what it does not say")
-        subscriber = self._subscribers.get(replica.name)
-        if subscriber is not None:
-            self._core.directory.add_source(row, self._model_of(row), one_copy=subscriber.source.one_copy)
-        elif row not in self._searches or self._searches[row].done():
-            self._searches[row] = asyncio.get_running_loop().create_task(self._find_sources(row, replica))
+        if not models:
+            log.warning("%s named no models (does it want a key? load.api_key_env): no prompt is matched", replica.name)
 
     def _on_down(self, row: int, reason: str) -> None:
         self._core.dispatcher.replica_down(row)
         log.warning("%s is down: %s", self._fleet.replicas[row].name, reason)
 
-    # Answers and views
+    # Answers
 
     def _answer(self, head: RequestHead) -> tuple[int, bytes]:
         """The router's own answers on the traffic port."""
@@ -308,71 +254,12 @@ class Gateway:
         return 200, b'{"status":"ok"}'
 
     def _ready(self) -> bool:
-        return any(self._core.dispatcher.up)
+        return any(self._core.dispatcher.is_up(row) for row in range(len(self._fleet.replicas)))
 
     def _finished(self, receipt: Receipt) -> None:
         self._metrics.count(receipt)
         if self._writer is not None:
             self._writer.write(receipt)
-
-    def _metrics_text(self) -> bytes:
-        metrics, now_s = self._metrics, self._clock()
-        metrics.show_fleet(self._core.dispatcher.view, self._core.dispatcher.up, now_s)
-        for tier, blocks in self._core.directory.stats().blocks.items():
-            metrics.directory_blocks.labels(tier.value).set(blocks)
-        for name, subscriber in self._subscribers.items():
-            for state in State:
-                metrics.event_sources.labels(name, state.value).set(subscriber.state is state)
-        metrics.receipts_dropped.set(self._writer.dropped if self._writer is not None else 0)
-        return metrics.text()
-
-    def fleet_state(self) -> dict[str, Any]:
-        """What the router believes of every replica and event source, as plain values; unknown is null."""
-        dispatcher, view, now_s = self._core.dispatcher, self._core.dispatcher.view, self._clock()
-        replicas = [
-            {
-                "name": replica.name,
-                "url": replica.url,
-                "card": replica.card,
-                "up": dispatcher.up[row],
-                "models": sorted(view.models[row]),
-                "booked": int(view.booked[row]),
-                "decoding": int(view.decode_batch[row]),
-                "prefill_ahead_s": max(0.0, float(view.head_ends_s[row]) - now_s) + float(view.waiting_compute_s[row]),
-                "reported_requests": known(view.reported_requests[row]),
-                "signal_age_s": known(now_s - view.sampled_at_s[row]),
-                "coefficients": view.coefficients[row].tolist(),
-                "pace_scale": float(view.pace_scale[row]),
-            }
-            for row, replica in enumerate(self._fleet.replicas)
-        ]
-        sources = [
-            {
-                "name": name,
-                "address": subscriber.source.events,
-                "state": subscriber.state.value,
-                "batches": subscriber.counts.batches,
-                "gaps": subscriber.sequence.gaps,
-                "restarts": subscriber.sequence.restarts,
-                "bad_frames": subscriber.counts.bad_frames,
-                "age_s": None if subscriber.sequence.last_event_s is None else now_s - subscriber.sequence.last_event_s,
-            }
-            for name, subscriber in self._subscribers.items()
-        ]
-        stats = self._core.directory.stats()
-        return {
-            "policy": dispatcher.policy_name,
-            "block_tokens": self._core.block_tokens,
-            "in_flight": dispatcher.in_flight,
-            "replicas": replicas,
-            "event_sources": sources,
-            "directory_blocks": {tier.value: blocks for tier, blocks in stats.blocks.items()},
-        }
-
-
-def known(value: float) -> float | None:
-    """A number as JSON can carry it: unknown (NaN) is null, never zero."""
-    return None if np.isnan(value) else float(value)
 
 
 async def reported_block_tokens(session: aiohttp.ClientSession, fleet: Fleet, timeout_s: float) -> int | None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable, Iterator, Mapping
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from estimators.queueing import step_share_s, waiting_s
 from estimators.view import FleetView
 from router.receipts import Receipt
 
@@ -50,7 +56,7 @@ class Metrics:
         self.backlog = Gauge(
             "tfirst_booked_prefill_seconds", "Prefill work booked and not seen done", ["replica"], registry=registry
         )
-        self.up = Gauge("tfirst_replica_up", "1 when the replica may be chosen", ["replica"], registry=registry)
+        self.up = Gauge("tfirst_replica_up", "1 when the replica answers its probes", ["replica"], registry=registry)
         self.signal_age = Gauge(
             "tfirst_signal_age_seconds", "Age of the last load report; NaN: never seen", ["replica"], registry=registry
         )
@@ -77,22 +83,40 @@ class Metrics:
             self.prompt_tokens.labels("recompute").inc(max(0, computed))
         if receipt.first_token_s is not None:
             self.first_token.observe(receipt.first_token_s)
-            if choice is not None:
-                self.estimate_error.observe(receipt.first_token_s - choice.first_token_s)
+            if choice is not None and receipt.placed_s is not None:
+                self.estimate_error.observe(receipt.first_token_s - receipt.placed_s - choice.first_token_s)
         if receipt.outcome == "ok" and receipt.ended_s is not None:
             self.end_to_end.observe(receipt.ended_s)
         if receipt.cached_tokens is not None:
             self.reported_cached_tokens.inc(receipt.cached_tokens)
 
-    def show_fleet(self, view: FleetView, up: list[bool], now_s: float) -> None:
+    def show_fleet(self, view: FleetView, up: Callable[[int], bool], now_s: float) -> None:
         """Copy the fleet view into gauges; called when somebody scrapes."""
+        waiting = waiting_s(view, step_share_s(view, 0.0))
         for row, name in enumerate(view.names):
             self.booked.labels(name).set(int(view.booked[row]))
             head_s = max(0.0, float(view.head_ends_s[row]) - now_s)
-            self.backlog.labels(name).set(head_s + float(view.waiting_compute_s[row]))
-            self.up.labels(name).set(up[row])
+            self.backlog.labels(name).set(head_s + float(waiting[row]))
+            self.up.labels(name).set(up(row))
             self.signal_age.labels(name).set(now_s - float(view.sampled_at_s[row]))
+
+    def count_elsewhere(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Show totals that somebody else counts, by the values of one label, read when somebody scrapes."""
+        self.registry.register(_CountedElsewhere(name, text, label, read))
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _CountedElsewhere(Collector):
+    """A counter whose totals live in another object."""
+
+    def __init__(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        self._name, self._text, self._label, self._read = name, text, label, read
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=[self._label])
+        for value, total in self._read().items():
+            family.add_metric([value], total)
+        yield family

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -37,6 +38,10 @@ def policy_factory(name: str) -> PolicyFactory:
 def build_policy(name: str, settings: dict[str, Any], seed: int) -> Policy:
     """An instance of the policy `name`; `ConfigError` when `settings` do not fit it."""
     factory = policy_factory(name)
+    for key, parameter in inspect.signature(factory).parameters.items():
+        given, usual = settings.get(key), parameter.default
+        if given is not None and isinstance(usual, int | float) and not isinstance(given, int | float):
+            raise ConfigError(f"policy {name!r}: {key} must be a number, not {given!r}")
     try:
         return factory(np.random.default_rng(seed), **settings)
     except (TypeError, ValueError) as exc:

@@ -1,22 +1,26 @@
 """Reads just enough of a request to place it: model, prompt, limits. The body itself is never changed.
 
-Token ids give an exact chain. Text gives a length guessed from its bytes and no chain: the router says "unknown"
+Token ids give an exact chain. Text gives a length guessed from its characters and no chain: the router says "unknown"
 rather than guess blocks, and the engine remains the judge of every field this module does not need.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
 
+from estimators.ranges import require
 from estimators.request import RequestFacts
 from router.actions import Refuse
 from router.identity import Identity, chain
+from router.names import ModelNames
 from router.routes import Route, classify
 
-BYTES_PER_TOKEN = 4.0  # English text under common tokenizers; only sizes the work, never matches blocks
+LONGEST_GUESS_TOKENS = 131_072  # a longer guess says more about the guess than about the prompt
+LONGEST_LIMIT_TOKENS = 2**31  # a larger `max_tokens` is no limit
 
 
 class Head(Protocol):
@@ -37,6 +41,8 @@ class Body(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
     input_ids: msgspec.Raw = msgspec.Raw()
     stream: Any = None
     max_tokens: Any = None
@@ -47,17 +53,51 @@ class Body(msgspec.Struct):
 
 _body = msgspec.json.Decoder(Body)
 _token_ids = msgspec.json.Decoder(list[int])
+_anything = msgspec.json.Decoder()
+
+
+class CharactersPerToken:
+    """Characters of prompt text per token, learned from answers that reported their prompt tokens.
+
+    mean : > 0; from a start of 4, about right for English under common tokenizers
+    """
+
+    def __init__(self, memory: int = 100) -> None:
+        require(memory >= 1, "memory", memory)
+        self._gain = 1.0 / memory
+        self._seen = 0
+        self.mean = 4.0
+
+    def observe(self, characters: int, tokens: int) -> None:
+        """A prompt of `characters` had `tokens` tokens; one without either teaches nothing."""
+        if characters < 1 or tokens < 1:
+            return
+        self._seen += 1
+        self.mean += max(self._gain, 1.0 / (10 + self._seen)) * (characters / tokens - self.mean)
+
+    def tokens_in(self, characters: int) -> int:
+        """Guessed tokens of a prompt with that many `characters` (>= 0)."""
+        return min(LONGEST_GUESS_TOKENS, int(characters / self.mean))
 
 
 class PromptReader:
-    """Turns a request into facts. block_tokens : tokens in one block of the pool, >= 1."""
+    """Turns a request into facts.
 
-    def __init__(self, block_tokens: int) -> None:
+    block_tokens : tokens in one block of the pool, >= 1
+    names : whose cache a model name means
+    characters_per_token : how text is sized; somebody else teaches it
+    """
+
+    def __init__(
+        self, block_tokens: int, names: ModelNames | None = None, characters_per_token: CharactersPerToken | None = None
+    ) -> None:
         self.block_tokens = block_tokens
+        self._names = names or ModelNames()
+        self._characters_per_token = characters_per_token or CharactersPerToken()
 
     def facts_of(self, head: Head, body: bytes) -> RequestFacts | Refuse:
         """Facts of one request, or the refusal of a body that is not JSON where only JSON makes sense."""
-        request_id = text_of(head.get(b"x-request-id")) or f"{secrets.token_hex(16)}"
+        request_id = text_of(head.get(b"x-request-id")) or secrets.token_hex(16)
         explain = head.get(b"x-tfirst-explain") == b"1"
         if classify(head.method, head.path) is not Route.GENERATE:
             return RequestFacts(
@@ -76,30 +116,55 @@ class PromptReader:
             return Refuse(400, "BadRequestError", "`model` must be a string", param="model")
         model = fields.model or ""
         tokens = token_ids_of(fields.prompt) or token_ids_of(fields.input_ids)
-        if tokens is None:
-            size = sum(memoryview(raw).nbytes for raw in (fields.prompt, fields.messages, fields.input, fields.text))
-            blocks, length = [], int(size / BYTES_PER_TOKEN)
-        else:
-            salt = fields.cache_salt if isinstance(fields.cache_salt, str) else ""
-            length = len(tokens)
-            root = Identity(model=model, salt=salt, block_tokens=self.block_tokens).root()
-            try:
-                # An engine always computes the last token, so a block that ends with it is never reused.
-                blocks = chain(root, tokens[: length - 1], self.block_tokens)
-            except ValueError as exc:
-                return Refuse(400, "BadRequestError", f"`prompt`: {exc}", param="prompt")
+        try:
+            # An engine always computes the last token, so a block that ends with it is never reused.
+            blocks = chain(self._root(model, fields), tokens[:-1], self.block_tokens) if tokens else []
+        except ValueError as exc:
+            return Refuse(400, "BadRequestError", f"`prompt`: {exc}", param="prompt")
+        size = 0 if tokens else characters_of(fields)
         return RequestFacts(
             request_id=request_id,
             model=model,
             chain=blocks,
-            prompt_tokens=length,
+            prompt_tokens=len(tokens) if tokens else self._characters_per_token.tokens_in(size),
             prompt_exact=tokens is not None,
+            prompt_characters=size,
             max_tokens=limit_of(fields),
             streams=fields.stream is True,
             explain=explain,
             path=head.path,
             block_tokens=self.block_tokens,
         )
+
+    def _root(self, model: str, fields: Body) -> int:
+        base, adapter = self._names.resolve(model)
+        salt = fields.cache_salt if isinstance(fields.cache_salt, str) else ""
+        return Identity(base, adapter=adapter, salt=salt, block_tokens=self.block_tokens).root()
+
+
+def characters_of(fields: Body) -> int:
+    """Characters of text in a prompt. Images and sound are not text, and their encoded bytes are not counted."""
+    parts = (fields.prompt, fields.messages, fields.input, fields.text, fields.system)
+    size = memoryview(fields.tools).nbytes
+    for raw in parts:
+        if memoryview(raw).nbytes:
+            try:
+                size += sum(len(text) for text in texts_in(_anything.decode(raw)))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                size += memoryview(raw).nbytes  # the engine may still understand it
+    return size
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts of a prompt, a message list or a content part, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_in(item)
+    elif isinstance(value, dict):
+        for key in ("content", "text", "input", "arguments", "output"):
+            yield from texts_in(value.get(key))
 
 
 def token_ids_of(raw: msgspec.Raw) -> list[int] | None:
@@ -115,7 +180,7 @@ def token_ids_of(raw: msgspec.Raw) -> list[int] | None:
 def limit_of(fields: Body) -> int | None:
     """The client's limit on output tokens, whichever field says it; None when none is a usable number."""
     for value in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LONGEST_LIMIT_TOKENS:
             return value
     return None
 

@@ -31,7 +31,8 @@ class Candidate(msgspec.Struct):
     local_tokens: int  # reusable from the replica's own memory
     fetched_tokens: int  # to come from the store
     pace_s: float  # per output token
-    price_s: float  # delay caused to others, unweighted sum of both terms
+    queue_price_s: float  # delay caused to later requests; a policy weights it
+    decode_price_s: float  # delay caused to running decodes; a policy weights it
     signal_age_s: float | None = None  # of the replica's load report; None: never seen
 
 
@@ -51,6 +52,10 @@ class Receipt(msgspec.Struct, kw_only=True):
     chosen: int | None = None  # index into candidates
     reason: str | None = None
     probability: float | None = None
+    placed_s: float | None = None  # when the last choice was made; what its candidates expect counts from here
+    expected_output_tokens: float | None = None
+    arrival_rps: float | None = None  # at one replica
+    mean_compute_s: float | None = None
     attempts: int = 0
     tried: list[str] = []  # replicas of failed attempts
     outcome: str | None = None

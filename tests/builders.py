@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimators.estimates import Estimates, Estimator, FleetContext, Held
+from estimators.estimates import Estimates, Estimator, Held, Surroundings
 from estimators.first_token import Discipline
 from estimators.hardware import CARDS
 from estimators.links import Link
@@ -23,10 +23,8 @@ def a_fleet(*cards: str, names: list[str] | None = None) -> FleetView:
     view = FleetView(
         names=names or [f"{card.lower()}-{i}" for i, card in enumerate(cards)],
         rates=[rates_of(QWEN3_8B, CARDS[card]) for card in cards],
-        kv_capacity_tokens=[400_000.0] * len(cards),
     )
     view.ready[:] = True
-    view.models = [frozenset({MODEL})] * len(cards)
     return view
 
 
@@ -64,9 +62,19 @@ def held(local_blocks: list[int], store_blocks: int = 0) -> Held:
     return Held(local_blocks=np.array(local_blocks, dtype=np.int32), store_blocks=store_blocks)
 
 
-def quiet(output_tokens: float = 256.0, arrival_rps: float = 0.0, mean_compute_s: float = 0.0) -> FleetContext:
+def quiet(
+    output_tokens: float = 256.0,
+    arrival_rps: float = 0.0,
+    mean_compute_s: float = 0.0,
+    mean_context_tokens: float = 0.0,
+) -> Surroundings:
     """A fleet to which nothing else arrives."""
-    return FleetContext(arrival_rps=arrival_rps, mean_compute_s=mean_compute_s, output_tokens=output_tokens)
+    return Surroundings(
+        arrival_rps=arrival_rps,
+        mean_compute_s=mean_compute_s,
+        mean_context_tokens=mean_context_tokens,
+        output_tokens=output_tokens,
+    )
 
 
 def estimate(view: FleetView, where: Held, estimator: Estimator | None = None, now_s: float = 0.0) -> Estimates:

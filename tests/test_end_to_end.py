@@ -6,12 +6,14 @@ import asyncio
 import json
 import signal
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,50 @@ def test_plain_worker_urls_find_model_blocks_and_events_by_themselves(running: A
         assert json.loads(headers["x-tfirst-explain"])["policy"] == "e2e"
         eventually(lambda: blocks_known(addresses["admin"])[0] >= 4096 // 16, "no cache events were followed")
         assert get_json(f"{addresses['admin']}/fleet")["block_tokens"] == 16
+
+
+def test_an_overloaded_replica_without_a_stand_in_is_relayed_and_leaves_nothing_behind(folder: Path) -> None:
+    """The replica's own 503 with its Retry-After reaches the client, its booking ends, and a receipt is written."""
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(200, b'{"data":[{"id":"m"}]}')
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.reply(503, b'{"error":{"message":"full"}}')
+
+        def reply(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("retry-after", "7")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy:
+        thread = threading.Thread(target=busy.serve_forever)
+        thread.start()
+        file = folder / "receipts-busy.jsonl"
+        process, log = serving(
+            folder, "busy", "--worker-urls", f"http://127.0.0.1:{busy.server_port}", "--receipts", str(file)
+        )
+        with process as router:
+            wait_for(lambda: len(listening(log)) == 2, router, log, "the router")
+            addresses = listening(log)
+            eventually(lambda: get_json(f"{addresses['admin']}/fleet")["replicas"][0]["models"] == ["m"], "not up")
+            for _ in range(5):
+                status, headers, data = post(addresses["traffic"], {"model": "m", "prompt": [1, 2, 3]})
+                assert (status, headers["retry-after"], data) == (503, "7", b'{"error":{"message":"full"}}')
+            assert get_json(f"{addresses['admin']}/fleet")["in_flight"] == 0
+            assert [line["status"] for line in receipts(folder, "busy").values()] == [503] * 5
+            status, _, _ = post(addresses["traffic"], b"{broken")
+            assert status == 400
+            assert 'tfirst_rejected_requests_total{status="400"} 1.0' in get_text(f"{addresses['admin']}/metrics")
+        busy.shutdown()
+        thread.join()
 
 
 def test_with_no_replica_up_requests_get_a_503_at_once_and_readiness_says_so(folder: Path) -> None:

@@ -51,8 +51,12 @@ class DemoCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         console = Console()
-        rows = read_traffic(args.traffic)[: args.requests]
-        fleet = msgspec.yaml.decode(args.fleet.read_bytes(), type=SpeedOf)
+        try:
+            rows = read_traffic(args.traffic)[: args.requests]
+            fleet = msgspec.yaml.decode(args.fleet.read_bytes(), type=SpeedOf)
+        except (OSError, EOFError, msgspec.DecodeError) as exc:
+            print(f"tfirst demo: {' '.join(str(exc).split())}", file=sys.stderr)
+            return 2
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="tfirst-demo-") as scratch:
             folder = args.keep_files or Path(scratch)

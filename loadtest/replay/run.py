@@ -57,7 +57,7 @@ class Replay:
         assert fleet.model is not None
         self._model = fleet.model.name
         self._store_wire = event_wire.MasterEncoder(
-            model=self._model, block_tokens=self._core.block_tokens, backend_id="store"
+            model=self._model, block_tokens=self._core.prompts.block_tokens, backend_id="store"
         )
         self._open: dict[str, Send] = {}
         for row in range(len(located)):
@@ -82,7 +82,7 @@ class Replay:
 
     def _arrive(self, row: TrafficRow, now_s: float, request_id: str) -> None:
         tokens = prompt_tokens(row)
-        block_tokens = self._core.block_tokens
+        block_tokens = self._core.prompts.block_tokens
         root = Identity(model=self._model, block_tokens=block_tokens).root()
         facts = RequestFacts(
             request_id=request_id,
@@ -105,7 +105,9 @@ class Replay:
             self._token(output)
         for row, engine in enumerate(self._world.engines):
             for batch in engine.take_event_batches():
-                payload = event_wire.encode_batch(batch.events, unix_s=batch.at_s, block_tokens=self._core.block_tokens)
+                payload = event_wire.encode_batch(
+                    batch.events, unix_s=batch.at_s, block_tokens=self._core.prompts.block_tokens
+                )
                 self._core.directory.apply(row, decode(payload), now_s)
         if self._world.store is not None and (changes := self._world.store.take_changes()):
             for payload in self._store_wire.messages(changes, unix_offset_s=0.0):

@@ -78,16 +78,18 @@ def config_of(args: argparse.Namespace) -> RouterConfig:
         changes["policy"] = PolicyConfig(name=args.policy)
     if args.receipts is not None:
         changes["receipts"] = ReceiptConfig(path=args.receipts)
-    for key in ("port", "admin_port"):
-        if not 0 <= int(str(changes.get(key, 0))) <= 65535:
-            raise ConfigError(f"--{key.replace('_', '-')} must be from 0 to 65535")
+    for flag, number in (("--port", args.port), ("--admin-port", args.admin_port)):
+        if number is not None and not 0 <= number <= 65535:
+            raise ConfigError(f"{flag} must be from 0 to 65535")
+    if args.seed is not None and args.seed < 0:
+        raise ConfigError("--seed must be 0 or more")
     return msgspec.structs.replace(config, **changes)
 
 
 def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     """Print what `serve` would do with this configuration."""
     receipts = config.receipts.path
-    if receipts is not None and not os.access(Path(receipts).absolute().parent, os.W_OK):
+    if receipts is not None and (Path(receipts).is_dir() or not os.access(Path(receipts).absolute().parent, os.W_OK)):
         raise ConfigError(f"receipts cannot be written to {receipts}")
     table = Table(title="replicas", title_justify="left")
     for column in ("name", "url", "card", "cache events"):

@@ -173,8 +173,7 @@ class ClientConnection(asyncio.Protocol):
         self._input_over = True
         self._assembler.unfinished = False
         self._rejection = problem
-        rejected = self._shared.counts.rejected
-        rejected[problem.status] = rejected.get(problem.status, 0) + 1
+        self._shared.counts.reject(problem.status)
 
     def _stop_reading_when_full(self) -> None:
         limits = self._shared.limits

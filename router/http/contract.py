@@ -21,7 +21,8 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Decider(Protocol):
-    """Owns choice and retry. Each `Send` is closed by exactly one of finished, failed and cancelled.
+    """Owns choice and retry. Each `Send` is closed by exactly one of finished, failed and cancelled; an empty answer
+    to `failed` for an overloaded replica leaves it open, its answer is relayed, and `finished` closes it.
 
     `now_s` is the clock's value, in seconds. None of these raises in normal operation; if one does, the client
     gets a 500 and the relay lets go of everything.

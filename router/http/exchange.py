@@ -87,6 +87,7 @@ class Exchange:
             self._internal_error("the prompt reader")
             return
         if isinstance(facts, Refuse):
+            self._shared.counts.reject(facts.status)
             self._refuse(facts)
             return
         self._request_id = self._head.get(b"x-request-id") or field_value(facts.request_id)
@@ -123,6 +124,7 @@ class Exchange:
                 self._drop_upstream()
                 self._obey(actions)
                 return
+            self._sent = sent  # still open: its own answer is relayed, and `finished` will close it
         self._status = response.status
         self._unframed = response.until_close or self._head.http10
         self._unchunking = response.chunked and self._head.http10
@@ -159,6 +161,7 @@ class Exchange:
                 cached_tokens=learned.cached_tokens,
                 prompt_tokens=learned.prompt_tokens,
                 stream_error=learned.stream_error,
+                events=learned.events,
             )
             self._ask(self._shared.decider.finished, sent, ended)
         self._end(closing=self._closing)

@@ -65,7 +65,7 @@ class Pool:
         self._loop = loop
         self._limits = limits
         self._times = times
-        self._tls = tls
+        self._tls = tls  # the default one is made once, when first needed: it reads the whole trust store
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -159,7 +159,9 @@ class Pool:
 
     async def _open_connection(self, base_url: str) -> UpstreamConnection:
         origin = origin_of(base_url)
-        context = (self._tls or ssl.create_default_context()) if origin.tls else None
+        if origin.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        context = self._tls if origin.tls else None
         connection = UpstreamConnection(self._loop, base_url, self._times, self)
         try:
             await self._loop.create_connection(lambda: connection, origin.host, origin.port, ssl=context)

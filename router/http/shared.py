@@ -20,7 +20,10 @@ class Counts:
     internal_errors: int = 0  # decider, prompt reader or own answers raised
     reader_failures: int = 0  # a side reader raised; its answer was relayed all the same
     repeats: int = 0  # a pooled connection was dead; the request went out again on a new one
-    rejected: dict[int, int] = field(default_factory=dict)  # refused before they were whole, by status
+    rejected: dict[int, int] = field(default_factory=dict)  # refused before the decider saw them, by status
+
+    def reject(self, status: int) -> None:
+        self.rejected[status] = self.rejected.get(status, 0) + 1
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ Source    WHATWG HTML, server-sent events; usage and error objects of OpenAI, An
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,10 @@ import msgspec
 _TAIL_BYTES = 16 * 1024  # of a stream, kept for its usage; thousands of streams hold one each
 _EVENT_BYTES = 64 * 1024  # of an unfinished first event; an error object is never that long
 _JSON_BYTES = 256 * 1024
+# Events that open a stream before anything was computed (Responses and Messages APIs).
+_OPENING = (b'"response.created"', b'"response.queued"', b'"response.in_progress"', b'"message_start"', b'"ping"')
+_OPENING_BYTES = 256  # an event's type stands near its start
+_DATA = b"data:"
 _LAST_EVENTS = 8  # looked at when a stream ends: usage, an error and [DONE] are among them
 
 
@@ -28,6 +32,7 @@ class Learned:
     output_tokens: int | None = None
     cached_tokens: int | None = None
     stream_error: bool = False
+    events: int = field(default=0, compare=False)  # of a stream, from its first token on: counted, not said
 
 
 class SideReader(Protocol):
@@ -99,22 +104,25 @@ _decode = msgspec.json.Decoder(_Answer).decode
 class StreamReader:
     """Reads a stream of server-sent events."""
 
-    __slots__ = ("_awaiting_token", "_first", "_tail")
+    __slots__ = ("_awaiting_token", "_events", "_first", "_tail")
 
     def __init__(self) -> None:
         self._awaiting_token = True
+        self._events = 0  # from the first token on
         self._first = FirstEvent()
         self._tail = bytearray()
 
     def feed(self, piece: bytes) -> bool:
         tail = self._tail
+        before = len(tail)
         tail += piece
+        is_first = self._awaiting_token and self._first.seen_in(piece)
+        if not self._awaiting_token or is_first:
+            self._awaiting_token = False
+            self._events += tail.count(_DATA, max(0, before - len(_DATA) + 1))  # also one that the cut split
         if len(tail) > 2 * _TAIL_BYTES:  # trimmed in big steps, so that a piece costs an append
             del tail[:-_TAIL_BYTES]
-        if self._awaiting_token and self._first.seen_in(piece):
-            self._awaiting_token = False
-            return True
-        return False
+        return is_first
 
     def learned(self) -> Learned:
         learned = Learned()
@@ -122,6 +130,7 @@ class StreamReader:
         if b'"usage"' in tail or b'"error"' in tail:
             for event in reversed(_events(tail)[-_LAST_EVENTS:]):
                 _read_event(event, learned)
+        learned.events = self._events
         return learned
 
 
@@ -156,7 +165,8 @@ class FirstEvent:
             self._data.append(line[5:].strip())
         elif not line and self._data:
             data, self._data = b"\n".join(self._data), []
-            return data != b"[DONE]" and not _is_error(data)
+            opening = any(mark in data[:_OPENING_BYTES] for mark in _OPENING)
+            return data != b"[DONE]" and not opening and not _is_error(data)
         return False
 
     def _holds_data(self) -> bool:

@@ -32,7 +32,7 @@ def trained(samples: int, *, noise: float = 0.05, start: float = 1.0, outliers: 
         seen_s = float(features @ TRUE) * float(np.exp(noise * rng.standard_normal()))
         if rng.random() < outliers:
             seen_s *= 100.0
-        calibration.observe(features, 0.0, seen_s)
+        calibration.observe(features, extra_s=0.0, observed_s=seen_s)
     return theta
 
 
@@ -51,7 +51,7 @@ def test_a_replica_that_becomes_twice_as_slow_is_followed() -> None:
     calibration = PrefillCalibration(theta)
     for factor in (1.0, 2.0):
         for features in works(rng, 200):
-            calibration.observe(features, 0.0, factor * float(features @ TRUE))
+            calibration.observe(features, extra_s=0.0, observed_s=factor * float(features @ TRUE))
     assert median_error(theta, works(rng, 200), truth=2.0) < 0.1
 
 
@@ -59,7 +59,7 @@ def test_time_explained_by_running_decodes_is_not_learned_twice() -> None:
     theta = prior_coefficients()
     calibration = PrefillCalibration(theta)
     for features in works(np.random.default_rng(4), 50):
-        calibration.observe(features, 0.3, float(features @ prior_coefficients()) + 0.3)
+        calibration.observe(features, extra_s=0.3, observed_s=float(features @ prior_coefficients()) + 0.3)
     assert theta == pytest.approx(prior_coefficients(), abs=1e-9)
 
 
@@ -67,7 +67,7 @@ def test_coefficients_never_become_negative() -> None:
     theta = prior_coefficients()
     calibration = PrefillCalibration(theta, spread=2.0)
     for features in works(np.random.default_rng(5), 200):
-        calibration.observe(features, 0.0, 1e-4)
+        calibration.observe(features, extra_s=0.0, observed_s=1e-4)
     assert np.all(theta >= 0)
 
 
@@ -76,7 +76,7 @@ def test_a_long_run_of_equal_work_keeps_the_estimate_finite_and_right() -> None:
     calibration = PrefillCalibration(theta)
     features = works(np.random.default_rng(6), 1)[0]
     for _ in range(5000):
-        calibration.observe(features, 0.0, 1.3 * float(features.sum()))
+        calibration.observe(features, extra_s=0.0, observed_s=1.3 * float(features.sum()))
     assert np.isfinite(theta).all()
     assert float(features @ theta) == pytest.approx(1.3 * float(features.sum()), rel=0.01)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from estimators.estimates import FleetContext
+from estimators.estimates import Surroundings
 from estimators.first_token import Discipline
 from estimators.hardware import CARDS
 from estimators.paths import COLUMN, PATHS, Path, main_source
@@ -67,6 +67,37 @@ def test_a_booked_fetch_delays_the_next_one_over_the_shared_link() -> None:
     assert after > before + 0.08
 
 
+def test_a_serial_fetch_starts_after_the_queue_and_finds_the_link_as_it_is_then() -> None:
+    view = a_fleet()
+    view.head_ends_s[0] = view.head_compute_s[0] = 0.5
+    estimator = an_estimator(network_bytes_per_s=25e9, discipline=Discipline.SERIAL)
+    estimator.stages[0][0].promise(10e9, 0.0)  # busy for 0.4 s: over when the request's turn comes
+    estimates = estimate(view, held([0, 0], 512), estimator)
+    alone_s = 0.010 + 2 * 512 * 16 * QWEN3_8B.kv_bytes_per_token / 25e9
+    assert estimates.fetch_s[0, REMOTE] == pytest.approx(alone_s)
+    assert estimates.ready_s[0, REMOTE] == pytest.approx(0.5 + alone_s)
+
+
+@pytest.mark.parametrize("discipline", list(Discipline))
+def test_the_earliest_start_plus_compute_is_the_first_token(discipline: Discipline) -> None:
+    """What the ledger books must be what the estimate promised, whichever of queue and fetch decides."""
+    for backlog_s in (0.0, 0.05, 2.0):
+        view = a_fleet()
+        view.head_ends_s[0] = view.head_compute_s[0] = backlog_s
+        estimator = an_estimator(network_bytes_per_s=2e9, discipline=discipline)
+        estimates = estimate(view, held([0, 0], 512), estimator)
+        start_s = max(float(estimates.queue_s[0]), float(estimates.ready_s[0, REMOTE]))
+        first_s = start_s + float(estimates.compute_s[0, REMOTE])
+        assert first_s == pytest.approx(float(estimates.first_token_s[0, REMOTE]))
+
+
+def test_features_at_one_replica_are_those_of_the_grid() -> None:
+    view, estimator = a_fleet("A100", "H20"), an_estimator(network_bytes_per_s=25e9, engine_decides=False)
+    estimates = estimate(view, held([100, 300], 500), estimator)
+    at = estimator.features_at(1, new_tokens=8448 - 4800, cached_tokens=4800, view=view)
+    assert at == pytest.approx(estimates.features[1, LOCAL])
+
+
 @pytest.mark.parametrize("discipline", list(Discipline))
 def test_every_discipline_agrees_on_an_idle_replica_within_its_fetch(discipline: Discipline) -> None:
     estimates = estimate(a_fleet(), held([0, 0], 512), an_estimator(network_bytes_per_s=25e9, discipline=discipline))
@@ -78,14 +109,16 @@ def test_running_decodes_slow_a_prefill_and_lengthen_the_pace() -> None:
     idle, busy = a_fleet(), a_fleet()
     busy.decode_batch[:], busy.decode_context_tokens[:] = 16, 160_000
     quiet_one, loud_one = estimate(idle, held([0, 0])), estimate(busy, held([0, 0]))
-    assert np.all(loud_one.compute_s > quiet_one.compute_s)
+    steps = np.ceil(8448 / 2048)
+    share_s = 160_000 * idle.context_s_per_token[0]
+    assert loud_one.compute_s[0, RECOMPUTE] == pytest.approx(quiet_one.compute_s[0, RECOMPUTE] + steps * share_s)
     assert np.all(loud_one.pace_s > quiet_one.pace_s)
     assert np.all(loud_one.decode_price_s > quiet_one.decode_price_s)
 
 
 def test_estimating_changes_nothing() -> None:
     view, estimator = a_fleet(), an_estimator(network_bytes_per_s=25e9)
-    context = FleetContext(arrival_rps=2.0, mean_compute_s=0.5, output_tokens=100)
+    context = Surroundings(arrival_rps=2.0, mean_compute_s=0.5, mean_context_tokens=900, output_tokens=100)
     first = estimator.estimate(a_request(), held([3, 9], 20), view, context, 1.0)
     second = estimator.estimate(a_request(), held([3, 9], 20), view, context, 1.0)
     assert np.array_equal(first.first_token_s, second.first_token_s)

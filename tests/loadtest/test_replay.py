@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from estimators.paths import main_source
 from loadtest.replay.run import Replay, Replayed
-from loadtest.traffic import read_traffic
+from loadtest.traffic import TrafficRow, read_traffic
 from router.config import PolicyConfig
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
@@ -72,3 +73,23 @@ def test_the_same_seed_gives_the_same_run() -> None:
     rows = read_traffic(DEMO / "traffic.jsonl.gz")[:60]
     first, second = (Replay(DEMO / "fleet.yaml", PolicyConfig(), seed=4).run(rows) for _ in range(2))
     assert [r.first_token_s for r in first.receipts] == [r.first_token_s for r in second.receipts]
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "e2e"])
+def test_short_prompts_that_share_engine_steps_are_predicted_too(policy: str) -> None:
+    """200-token chats at a rate at which several prefills share a step: no step may be charged to one alone."""
+    chance = random.Random(3)
+    rows = []
+    at_s = 0.0
+    for index in range(1500):
+        at_s += chance.expovariate(120.0)
+        length = chance.randrange(100, 300)
+        rows.append(TrafficRow(at_s, length, chance.randrange(5, 40), [10_000 + index]))
+    result = Replay(DEMO / "fleet.yaml", PolicyConfig(name=policy)).run(rows)
+    errors = [
+        (r.choice.first_token_s - r.first_token_s) / r.first_token_s
+        for r in result.receipts[300:]
+        if r.choice is not None and r.first_token_s is not None
+    ]
+    assert abs(float(np.median(errors))) < 0.25
+    assert float(np.median(np.abs(errors))) < 0.35

@@ -68,6 +68,8 @@ def test_check_prints_what_would_be_done_and_ends_well() -> None:
         (["--worker-urls", URL, "--fleet", "f.yaml"], "give one"),
         ([], "say where the replicas are"),
         (["--fleet", "absent.yaml"], "absent.yaml: No such file"),
+        (["--worker-urls", URL, "--seed", "-1"], "--seed must be 0 or more"),
+        (["--worker-urls", URL, "--receipts", "/tmp"], "receipts cannot be written"),
         (["--worker-urls", URL, "--port", "70000"], "--port must be from 0 to 65535"),
         (["--worker-urls", URL, "--receipts", "/absent/dir/r.jsonl"], "receipts cannot be written"),
     ],
@@ -85,6 +87,29 @@ def test_a_wrong_configuration_key_is_one_sentence_with_file_and_key(tmp_path: P
     assert done.returncode == 2
     assert str(path) in one_sentence(done)
     assert "polcy" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--fleet", "absent.yaml"], ["--traffic", "absent.gz"]])
+def test_a_demo_without_its_files_is_one_sentence(arguments: list[str]) -> None:
+    done = tfirst("demo", *arguments)
+    assert done.returncode == 2
+    assert "absent" in one_sentence(done)
+
+
+def test_a_setting_of_the_wrong_kind_is_one_sentence_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "tfirst.yaml"
+    path.write_text("worker_urls: ['http://127.0.0.1:9']\npolicy: {name: e2e, settings: {own_pace: fast}}\n")
+    done = tfirst("serve", "--config", str(path))
+    assert done.returncode == 2
+    assert "own_pace must be a number" in one_sentence(done)
+
+
+def test_broken_yaml_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("replicas:\n  - {name: a\n  - b\n")
+    done = tfirst("serve", "--fleet", str(path))
+    assert done.returncode == 2
+    assert str(path) in one_sentence(done)
 
 
 def test_settings_a_policy_does_not_have_are_one_sentence(tmp_path: Path) -> None:

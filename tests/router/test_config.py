@@ -33,7 +33,8 @@ def test_an_empty_configuration_is_the_defaults() -> None:
         ("port: 70000", "port"),
         ("load: {period_s: 0}", "period_s"),
         ("policy: e2e", "policy"),
-        ("limits: {max_attempts: 0}", "max_attempts"),
+        ("max_attempts: 0", "max_attempts"),
+        ("limits: {max_bodi_bytes: 1}", "max_bodi_bytes"),
         ("port: [", "configuration"),
     ],
 )
@@ -46,6 +47,10 @@ def test_a_relative_fleet_is_looked_for_beside_the_configuration(tmp_path: Path)
     write(tmp_path / "fleet.yaml", FLEET)
     config = load_config(write(tmp_path / "tfirst.yaml", "fleet: fleet.yaml"))
     assert [replica.name for replica in fleet_of(config).replicas] == ["a", "b"]
+
+
+def test_a_file_of_comments_is_the_defaults() -> None:
+    assert parse_config("# nothing yet\n") == RouterConfig()
 
 
 def test_a_configuration_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -67,6 +72,8 @@ def test_exactly_one_source_of_replicas_must_be_named(text: str) -> None:
         (("http://127.0.0.1:8001", "ftp://127.0.0.1"), "ftp"),
         (("card: H20", "crad: H20"), "crad"),
         (("replicas:", "speed: 0\nreplicas:"), "speed"),
+        (('"http://127.0.0.1:8001"', '"http://127.0.0.1:8001", events: "127.0.0.1:5557"'), "ZMQ address"),
+        (("name: b", "name: store"), "cannot be called 'store'"),
         (("replicas:", "store: {network: net, host: pcie}\nreplicas:"), "net"),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 from estimators.request import RequestFacts
 from router.actions import Refuse
 from router.identity import Identity, chain
-from router.prompts import PromptReader
+from router.names import ModelNames
+from router.prompts import LONGEST_GUESS_TOKENS, CharactersPerToken, PromptReader
 
 
 @dataclass
@@ -62,7 +63,7 @@ def test_model_and_salt_do(changed: dict[str, Any]) -> None:
     ("path", "body"),
     [
         ("/v1/completions", {"prompt": "x" * 400}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 360}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 400}]}),
         ("/v1/completions", {"prompt": ["one", "two"]}),
         ("/v1/completions", {"prompt": [[1, 2], [3]]}),
     ],
@@ -73,6 +74,45 @@ def test_text_and_batches_have_a_guessed_length_and_no_chain(path: str, body: di
     assert not read_facts.prompt_exact
     if "x" in json.dumps(body):
         assert read_facts.prompt_tokens == pytest.approx(100, abs=4)
+
+
+def test_an_image_is_not_counted_as_text() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
+    content = [{"type": "text", "text": "x" * 400}, image]
+    read_facts = facts(
+        {"model": "m", "messages": [{"role": "user", "content": content}]}, FakeHead("/v1/chat/completions")
+    )
+    assert read_facts.prompt_tokens == 100
+
+
+def test_a_guessed_length_is_bounded() -> None:
+    assert facts({"model": "m", "prompt": "x" * 10_000_000}).prompt_tokens == LONGEST_GUESS_TOKENS
+
+
+def test_the_guess_follows_what_engines_report() -> None:
+    learned = CharactersPerToken()
+    for _ in range(300):
+        learned.observe(300, 200)
+    reader = PromptReader(16, characters_per_token=learned)
+    guess = reader.facts_of(FakeHead(), json.dumps({"model": "m", "prompt": "x" * 1500}).encode())
+    assert isinstance(guess, RequestFacts)
+    assert guess.prompt_tokens == pytest.approx(1000, rel=0.05)
+
+
+def test_an_alias_shares_the_cache_of_its_model_and_an_adapter_has_its_own() -> None:
+    names = ModelNames()
+    names.listed(["base", "alias", "lora"], {"lora": "base"})
+    reader = PromptReader(16, names)
+
+    def root_blocks(model: str | None) -> list[int]:
+        body = {"prompt": TOKENS} if model is None else {"prompt": TOKENS, "model": model}
+        read_facts = reader.facts_of(FakeHead(), json.dumps(body).encode())
+        assert isinstance(read_facts, RequestFacts)
+        return read_facts.chain
+
+    assert root_blocks("alias") == root_blocks("base") == root_blocks(None)
+    assert root_blocks("base") == chain(Identity("base").root(), TOKENS, 16)
+    assert root_blocks("lora") == chain(Identity("base", adapter="lora").root(), TOKENS, 16)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"text"', b'{"prompt": [1,}', b"\xff\xfe", b"[" * 5000])
@@ -95,7 +135,7 @@ def test_token_ids_outside_their_range_are_a_400() -> None:
     assert refusal.param == "prompt"
 
 
-@pytest.mark.parametrize("limit", [0, -1, "many", 1.5, True, None])
+@pytest.mark.parametrize("limit", [0, -1, 10**400, "many", 1.5, True, None])
 def test_a_limit_the_router_cannot_use_is_left_to_the_engine(limit: Any) -> None:
     assert facts({"model": "m", "prompt": TOKENS, "max_tokens": limit}).max_tokens is None
 

@@ -23,7 +23,8 @@ def a_receipt(index: int = 0, **changes: Any) -> Receipt:
         local_tokens=64,
         fetched_tokens=0,
         pace_s=0.01,
-        price_s=0.5,
+        queue_price_s=0.4,
+        decode_price_s=0.1,
     )
     values: dict[str, Any] = {
         "request_id": f"r-{index}",
@@ -39,6 +40,7 @@ def a_receipt(index: int = 0, **changes: Any) -> Receipt:
         "reason": "lowest_estimate",
         "outcome": "ok",
         "first_token_s": 0.35,
+        "placed_s": 0.0,
         "ended_s": 1.0,
     }
     return Receipt(**{**values, **changes})
@@ -136,3 +138,22 @@ def test_metrics_count_each_receipt_once_by_outcome_path_and_source() -> None:
     assert 'tfirst_prompt_tokens_total{source="recompute"} 144.0' in text
     assert "tfirst_first_token_seconds_count 3.0" in text
     assert "tfirst_end_to_end_seconds_count 3.0" in text
+
+
+def test_the_error_of_an_estimate_counts_from_the_choice_it_belongs_to() -> None:
+    """A request retried after 600 s was expected 0.3 s after its second placement, not after its arrival."""
+    metrics = Metrics()
+    metrics.count(a_receipt(first_token_s=600.4, placed_s=600.0))
+    name = "tfirst_first_token_error_seconds_bucket"
+    assert metrics.registry.get_sample_value(name, {"le": "0.05"}) == 0
+    assert metrics.registry.get_sample_value(name, {"le": "0.2"}) == 1
+
+
+def test_totals_counted_elsewhere_are_read_when_somebody_scrapes() -> None:
+    metrics = Metrics()
+    totals = {"400": 1.0}
+    metrics.count_elsewhere("tfirst_things", "things", "status", lambda: totals)
+    totals["413"] = 2.0
+    text = metrics.text().decode()
+    assert 'tfirst_things_total{status="400"} 1.0' in text
+    assert 'tfirst_things_total{status="413"} 2.0' in text

@@ -218,6 +218,10 @@ class Decisions:
         return []
 
     def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
+        if cause is Cause.OVERLOADED and not self.on_failure:
+            assert sent in self.open
+            self.heard.append(("failed", sent.replica, cause))
+            return []  # stays open: its answer is relayed
         self._close(sent, "failed", cause)
         if not self.on_failure or cause is Cause.BROKEN:
             return []

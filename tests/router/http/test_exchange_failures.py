@@ -206,7 +206,8 @@ async def test_a_503_with_no_other_replica_is_relayed_as_it_is() -> None:
                 got = await client.ask(post())
                 assert (got.status, got.body) == (503, b'{"error":{}}')
                 assert (got.values(b"retry-after"), got.values(b"x-why")) == ([b"7"], [b"full"])
-    assert decisions.kinds == ["arrived", "failed"] * 2
+    assert decisions.kinds == ["arrived", "failed", "finished"] * 2
+    assert [ended.status for ended in decisions.of("finished")] == [503, 503]
     assert replica.opened == 1
 
 
@@ -217,7 +218,7 @@ async def test_a_503_that_is_relayed_and_lost_still_ends_the_clients_wait() -> N
         async with a_port(decisions) as port:
             with pytest.raises(asyncio.IncompleteReadError):
                 await ask(port, post())
-    assert decisions.of("failed") == [Cause.OVERLOADED]
+    assert decisions.of("failed") == [Cause.OVERLOADED, Cause.BROKEN]
 
 
 @on_uvloop

@@ -151,3 +151,27 @@ def test_a_json_answer_beyond_the_limit_is_let_go() -> None:
     read(reader, [b'{"usage":{"prompt_tokens":7},"embedding":"'] + [b"x" * 65536] * 5 + [b'"}'])
     assert reader.learned() == Learned()
     assert sys.getsizeof(reader._body) < 1000
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b'event: response.created\ndata: {"type":"response.created","response":{}}\n\n',
+        b'event: response.in_progress\ndata: {"type":"response.in_progress"}\n\n',
+        b'event: message_start\ndata: {"type":"message_start","message":{"usage":{"input_tokens":3}}}\n\n',
+        b'event: ping\ndata: {"type":"ping"}\n\n',
+    ],
+)
+def test_events_that_open_a_stream_before_anything_was_computed_are_no_first_token(opening: bytes) -> None:
+    reader = StreamReader()
+    assert not reader.feed(opening)
+    assert reader.feed(b'data: {"type":"response.output_text.delta","delta":"Hi"}\n\n')
+
+
+def test_events_from_the_first_token_on_are_counted_however_they_are_cut() -> None:
+    stream = b": comment\n\n" + b'data: {"choices":[{"text":"a"}]}\n\n' * 20
+    for size in (1000, 33, 7):
+        reader = StreamReader()
+        for start in range(0, len(stream), size):
+            reader.feed(stream[start : start + size])
+        assert 15 <= reader.learned().events <= 20

@@ -1,0 +1,130 @@
+"""What an operator can see of a running router: metrics and the fleet as plain values. Unknown is null, never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from estimators.queueing import step_share_s, waiting_s
+from router.assemble import Core
+from router.fleet import Fleet
+from router.http.server import TrafficPort
+from router.metrics import Metrics
+from router.receipts import ReceiptWriter
+from router.signals.poller import LoadPoller
+from router.signals.sequence import State
+from router.signals.subscriber import EventSubscriber
+
+
+class Views:
+    """Reads the router's parts when somebody asks; keeps nothing."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        core: Core,
+        metrics: Metrics,
+        subscribers: dict[str, EventSubscriber],
+        poller: LoadPoller,
+        traffic: Callable[[], TrafficPort],
+        writer: ReceiptWriter | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._core = core
+        self._metrics = metrics
+        self._subscribers = subscribers
+        self._writer = writer
+        self._clock = clock
+        metrics.count_elsewhere(
+            "tfirst_rejected_requests",
+            "Requests refused before they could be placed, by status",
+            "status",
+            lambda: {str(status): total for status, total in traffic().counts.rejected.items()},
+        )
+        metrics.count_elsewhere(
+            "tfirst_traffic_incidents",
+            "What happened on the traffic port that no outcome tells",
+            "kind",
+            lambda: {
+                "internal_error": traffic().counts.internal_errors,
+                "reader_failure": traffic().counts.reader_failures,
+                "repeat_on_new_connection": traffic().counts.repeats,
+                "poller_error": poller.errors,
+            },
+        )
+        metrics.count_elsewhere(
+            "tfirst_cache_events", "Cache events by what became of them", "result", self._event_totals
+        )
+
+    def metrics_text(self) -> bytes:
+        """Everything in Prometheus' text format, as of now."""
+        metrics, dispatcher, now_s = self._metrics, self._core.dispatcher, self._clock()
+        dispatcher.due(now_s)
+        metrics.show_fleet(dispatcher.view, dispatcher.is_up, now_s)
+        for tier, blocks in self._core.directory.stats().blocks.items():
+            metrics.directory_blocks.labels(tier.value).set(blocks)
+        for name, subscriber in self._subscribers.items():
+            for state in State:
+                metrics.event_sources.labels(name, state.value).set(subscriber.state is state)
+        metrics.receipts_dropped.set(self._writer.dropped if self._writer is not None else 0)
+        return metrics.text()
+
+    def fleet(self) -> dict[str, Any]:
+        """What the router believes of every replica and event source."""
+        dispatcher, view, now_s = self._core.dispatcher, self._core.dispatcher.view, self._clock()
+        dispatcher.due(now_s)
+        waiting = waiting_s(view, step_share_s(view, 0.0))
+        replicas = [
+            {
+                "name": replica.name,
+                "url": replica.url,
+                "card": replica.card,
+                "up": dispatcher.is_up(row),
+                "models": dispatcher.models_of(row),
+                "booked": int(view.booked[row]),
+                "decoding": int(view.decode_batch[row]),
+                "prefill_ahead_s": max(0.0, float(view.head_ends_s[row]) - now_s) + float(waiting[row]),
+                "foreign_waiting": known(view.foreign_waiting[row]),
+                "foreign_decoding": known(view.foreign_decoding[row]),
+                "signal_age_s": known(now_s - view.sampled_at_s[row]),
+                "coefficients": view.coefficients[row].tolist(),
+                "pace_scale": float(view.pace_scale[row]),
+            }
+            for row, replica in enumerate(self._fleet.replicas)
+        ]
+        return {
+            "policy": dispatcher.policy_name,
+            "block_tokens": self._core.prompts.block_tokens,
+            "in_flight": dispatcher.in_flight,
+            "replicas": replicas,
+            "event_sources": [self._source(name, now_s) for name in self._subscribers],
+            "directory_blocks": {tier.value: n for tier, n in self._core.directory.stats().blocks.items()},
+        }
+
+    def _source(self, name: str, now_s: float) -> dict[str, Any]:
+        subscriber = self._subscribers[name]
+        sequence = subscriber.sequence
+        return {
+            "name": name,
+            "address": subscriber.source.events,
+            "state": subscriber.state.value,
+            "batches": subscriber.counts.batches,
+            "gaps": sequence.gaps,
+            "restarts": sequence.restarts,
+            "bad_frames": subscriber.counts.bad_frames,
+            "errors": subscriber.counts.errors,
+            "age_s": None if sequence.last_event_s is None else now_s - sequence.last_event_s,
+        }
+
+    def _event_totals(self) -> dict[str, float]:
+        return asdict(self._core.directory.stats().totals)
+
+
+def known(value: float) -> float | None:
+    """A number as JSON can carry it: unknown (NaN) is null."""
+    return None if np.isnan(value) else float(value)
