@@ -14,26 +14,22 @@ from typing import Protocol
 
 import numpy as np
 
-from estimators.arrivals import Traffic
-from estimators.calibration import PrefillCalibration, ScaleCalibration
 from estimators.estimates import Estimates, Estimator, Held, Surroundings
 from estimators.links import Link
-from estimators.output_length import OutputLength
 from estimators.paths import COLUMN, PATHS, Path
 from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.base import Choice, Policy
 from router.actions import Action, Cause, Ended, Outcome, Refuse, Send
 from router.bookings import Booking, Ledger
+from router.learning import Learning
 from router.prompts import CharactersPerToken
 from router.receipts import Candidate, Receipt
-from router.samples import Computed, PrefillSamples
 
 # A replica that failed is chosen only when nobody else can be, twice as long after each failure in a row.
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0
 RETRY_AFTER_S = 1
-MODELS_APART = 64  # models whose traffic is learned apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +104,11 @@ class Dispatcher:
         self._policy = policy
         self._by_load = by_load
         self._on_receipt = on_receipt
-        self._characters_per_token = characters_per_token or CharactersPerToken()
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
         self._ledger = Ledger(view, estimator.step_tokens)
-        self._samples = PrefillSamples(view, estimator, self._learn_prefill)
+        self._learning = Learning(view, estimator, characters_per_token or CharactersPerToken(), calibration_spread)
         self._standing = [Standing() for _ in range(view.rows)]
-        self._prefill = [PrefillCalibration(row, spread=calibration_spread) for row in view.coefficients]
-        self._pace = [ScaleCalibration() for _ in range(view.rows)]
-        self._traffic: dict[str, Traffic] = {}
-        self._output = OutputLength()
 
     # Requests
 
@@ -136,14 +127,14 @@ class Dispatcher:
         if not any(standing.may_serve(request.model) for standing in self._standing):
             return [self._refuse(receipt, self._unknown_model(request.model), now_s, now_s)]
         if request.generates:
-            self._traffic_of(request.model).arrived(now_s)
+            self._learning.arrived(request.model, now_s)
         return [self._place(request, receipt, now_s, set(), now_s)]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""
         placement = _placement(sent)
         placement.receipt.first_token_s = now_s - placement.arrived_at_s
-        self._samples.first_token(placement.booking, now_s)
+        self._learning.first_token(placement.booking, now_s)
         self._ledger.first_token(placement.booking, now_s)
         return []
 
@@ -162,7 +153,7 @@ class Dispatcher:
             self._close(placement, Outcome.CLIENT_ERROR, now_s)
         else:
             self._standing[sent.row].failures = 0
-            self._learn(placement, ended, now_s)
+            self._learning.answered(placement.booking, ended, now_s)
             self._close(placement, Outcome.OK, now_s)
         return []
 
@@ -313,7 +304,8 @@ class Dispatcher:
         view.ready[:] = False
         view.ready[rows] = True
         self.due(now_s)
-        around = self._surroundings(request, now_s)
+        serving = sum(standing.up and standing.may_serve(request.model) for standing in self._standing)
+        around = self._learning.surroundings(request, serving, now_s)
         estimates = self._estimator.estimate(request, self._holdings.held(request.chain), view, around, now_s)
         policy = self._policy if request.generates else self._by_load
         choice = policy.choose(request, view, estimates)
@@ -335,23 +327,6 @@ class Dispatcher:
                 tried=tried,
                 promised=self._promise(choice, estimates, now_s),
             ),
-        )
-
-    def _traffic_of(self, model: str) -> Traffic:
-        """Traffic of `model`; beyond a number of names, which clients could choose freely, they share one."""
-        if model not in self._traffic and len(self._traffic) >= MODELS_APART:
-            model = ""
-        return self._traffic.setdefault(model, Traffic())
-
-    def _surroundings(self, request: RequestFacts, now_s: float) -> Surroundings:
-        """What else goes on for this model. Per-replica rates would feed back, so all its replicas share one."""
-        traffic = self._traffic_of(request.model)
-        serving = sum(standing.up and standing.may_serve(request.model) for standing in self._standing)
-        return Surroundings(
-            arrival_rps=traffic.rate_rps(now_s) / max(serving, 1),
-            mean_compute_s=traffic.mean_compute_s,
-            mean_context_tokens=traffic.mean_context_tokens,
-            output_tokens=max(1.0, self._output.expected(request.max_tokens)),
         )
 
     def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> list[tuple[Link, float]]:
@@ -397,34 +372,6 @@ class Dispatcher:
         receipt.arrival_rps = around.arrival_rps
         receipt.mean_compute_s = around.mean_compute_s
 
-    # Learning
-
-    def _learn(self, placement: Placement, ended: Ended, now_s: float) -> None:
-        booking = placement.booking
-        if not booking.request.generates:
-            return
-        if not booking.request.prompt_exact and ended.prompt_tokens is not None:
-            self._characters_per_token.observe(booking.request.prompt_characters, ended.prompt_tokens)
-        self._traffic_of(booking.request.model).answered(booking.compute_s, booking.request.prompt_tokens)
-        self._samples.ended(booking, computed_by(booking, ended), now_s)
-        tokens = ended.output_tokens if ended.output_tokens is not None else ended.events
-        if tokens:
-            self._output.observe(tokens)
-            self._learn_pace(booking, tokens, now_s)
-
-    def _learn_prefill(
-        self, row: int, features: np.ndarray[tuple[int, ...], np.dtype[np.float64]], shared_s: float, took_s: float
-    ) -> None:
-        self._prefill[row].observe(features, extra_s=shared_s, observed_s=took_s)
-
-    def _learn_pace(self, booking: Booking, tokens: int, now_s: float) -> None:
-        row, view = booking.row, self.view
-        took_s = now_s - booking.first_token_at_s
-        if tokens < 2 or not took_s > 0:  # NaN: nobody saw its first token
-            return
-        ideal_s = view.weights_s[row] + view.decode_context_tokens[row] * view.context_s_per_token[row]
-        view.pace_scale[row] = self._pace[row].observe(float(took_s / (tokens - 1) / ideal_s))
-
     # Endings
 
     def _end_booking(self, placement: Placement, now_s: float) -> None:
@@ -432,7 +379,7 @@ class Dispatcher:
         if now_s < booking.ready_at_s:  # its bytes will not come any more
             for link, size_bytes in placement.promised:
                 link.take_back(size_bytes, now_s)
-        self._samples.ended(booking, None, now_s)
+        self._learning.ended(booking, now_s)
         self._ledger.release(booking, now_s)
         self._standing[booking.row].ended_at_s.append(now_s)
 
@@ -456,18 +403,6 @@ class Dispatcher:
         return Refuse(
             404, "NotFoundError", f"The model `{model}` does not exist here; served are: {known}.", param="model"
         )
-
-
-def computed_by(booking: Booking, ended: Ended) -> Computed | None:
-    """What the engine computed for a prompt. Its own word counts; without it, an exact prompt's expected reuse does."""
-    request = booking.request
-    prompt = float(request.prompt_tokens) if request.prompt_exact else ended.prompt_tokens
-    reused = ended.cached_tokens
-    if reused is None and request.prompt_exact:
-        reused = int(booking.reused_tokens)
-    if prompt is None or reused is None:
-        return None
-    return Computed(new_tokens=max(1.0, prompt - reused), reused_tokens=float(min(reused, prompt - 1)))
 
 
 def _placement(sent: Send) -> Placement:
