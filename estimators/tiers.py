@@ -12,6 +12,8 @@ class Tier(Enum):
     holder of that tier, and all replicas can fetch from it.
     """
 
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is Python code, run for every block
+
     HBM = "hbm"
     HOST = "host"
     DISK = "disk"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from estimators.paths import Path
 from estimators.request import RequestFacts
 
 
@@ -49,6 +50,7 @@ class Send:
     row: int  # replica, a row of the fleet view
     replica: str  # its name, for messages and response headers
     base_url: str  # http://host:port of its endpoint
+    path: Path = Path.RECOMPUTE  # how its prompt state is expected, or directed, to get there
     attempt: int = 1
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # added to the upstream request
     explain: str | None = None  # JSON for the response header x-tfirst-explain, when asked for

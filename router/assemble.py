@@ -58,11 +58,13 @@ def assemble(
     on_receipt: Callable[[Receipt], None],
     epoch_s: float = 0.0,
     block_tokens: int | None = None,
+    wrap_estimator: Callable[[Estimator], Estimator] = lambda estimator: estimator,
 ) -> Core:
     """Build the deciding core of one router.
 
     block_tokens : what the engines report, used when the fleet file does not say
     epoch_s : Unix time at now_s = 0 of the clock that will drive it
+    wrap_estimator : puts something between estimates and their readers, for experiments
 
     Raises
     ------
@@ -77,18 +79,20 @@ def assemble(
     )
     directory = Directory(block_tokens, view.rows)
     names, characters_per_token = ModelNames(), CharactersPerToken()
+    estimator = Estimator(
+        kv_bytes_per_token=shape.kv_bytes_per_token,
+        layers=shape.layers,
+        stages=fetch_stages(fleet),
+        discipline=fleet.fetch.discipline,
+        minimum_fetch_tokens=fleet.fetch.minimum_tokens,
+        step_tokens=fleet.step_tokens,
+        engine_decides=fleet.fetch.by == "engine",
+    )
     dispatcher = Dispatcher(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
         view=view,
         holdings=DirectoryHoldings(directory),
-        estimator=Estimator(
-            kv_bytes_per_token=shape.kv_bytes_per_token,
-            layers=shape.layers,
-            stages=fetch_stages(fleet),
-            discipline=fleet.fetch.discipline,
-            minimum_fetch_tokens=fleet.fetch.minimum_tokens,
-            step_tokens=fleet.step_tokens,
-        ),
+        estimator=wrap_estimator(estimator),
         policy=build_policy(config.policy.name, config.policy.settings, config.seed),
         policy_name=config.policy.name,
         by_load=LeastRequest(np.random.default_rng(config.seed)),

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
+from math import isnan
 from typing import Protocol
 
 import numpy as np
@@ -230,7 +232,7 @@ class Dispatcher:
         if running is None or waiting is None:
             view.foreign_waiting[row] = view.foreign_decoding[row] = view.sampled_at_s[row] = np.nan
             return
-        ended_since = sum(1 for at_s in standing.ended_at_s if at_s >= sent_s)
+        ended_since = sum(1 for _ in takewhile(lambda at_s: at_s >= sent_s, reversed(standing.ended_at_s)))
         ours = int(view.booked[row]) + ended_since
         ours_waiting = ours - float(view.decode_batch[row])
         foreign = max(0.0, running + waiting - ours)
@@ -318,6 +320,7 @@ class Dispatcher:
             row=choice.row,
             replica=replica.name,
             base_url=replica.base_url,
+            path=choice.path,
             attempt=receipt.attempts,
             explain=receipt.summary() if request.explain else None,
             placement=Placement(
@@ -341,28 +344,42 @@ class Dispatcher:
 
     def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates, around: Surroundings, now_s: float) -> None:
         """Write every possible candidate, the choice and what it rested on into the receipt."""
+        rows, columns = np.nonzero(estimates.possible)
+        numbers = zip(  # whole columns at once: element by element costs more than the estimate itself
+            rows.tolist(),
+            columns.tolist(),
+            estimates.queue_s[rows].tolist(),
+            estimates.fetch_s[rows, columns].tolist(),
+            estimates.compute_s[rows, columns].tolist(),
+            estimates.first_token_s[rows, columns].tolist(),
+            estimates.reused_tokens[rows, COLUMN[Path.LOCAL]].tolist(),
+            estimates.reused_tokens[rows, columns].tolist(),
+            estimates.pace_s[rows].tolist(),
+            estimates.queue_price_s[rows, columns].tolist(),
+            estimates.decode_price_s[rows, columns].tolist(),
+            (now_s - self.view.sampled_at_s[rows]).tolist(),
+            strict=True,
+        )
         candidates: list[Candidate] = []
-        local_column = COLUMN[Path.LOCAL]
-        for row, column in np.argwhere(estimates.possible).tolist():
+        for row, column, queue, fetch, compute, first, local, reused, pace, queue_price, decode_price, age_s in numbers:
             path = PATHS[column]
-            local = 0 if path is Path.RECOMPUTE else int(estimates.reused_tokens[row, local_column])
-            age_s = now_s - float(self.view.sampled_at_s[row])
-            if (row, path) == (choice.row, choice.path):
+            if row == choice.row and path is choice.path:
                 receipt.chosen = len(candidates)
+            own = 0 if path is Path.RECOMPUTE else int(local)
             candidates.append(
                 Candidate(
                     replica=self.view.names[row],
                     path=path.value,
-                    queue_s=float(estimates.queue_s[row]),
-                    fetch_s=float(estimates.fetch_s[row, column]),
-                    compute_s=float(estimates.compute_s[row, column]),
-                    first_token_s=float(estimates.first_token_s[row, column]),
-                    local_tokens=local,
-                    fetched_tokens=int(estimates.reused_tokens[row, column]) - local,
-                    pace_s=float(estimates.pace_s[row]),
-                    queue_price_s=float(estimates.queue_price_s[row, column]),
-                    decode_price_s=float(estimates.decode_price_s[row, column]),
-                    signal_age_s=None if np.isnan(age_s) else age_s,
+                    queue_s=queue,
+                    fetch_s=fetch,
+                    compute_s=compute,
+                    first_token_s=first,
+                    local_tokens=own,
+                    fetched_tokens=int(reused) - own,
+                    pace_s=pace,
+                    queue_price_s=queue_price,
+                    decode_price_s=decode_price,
+                    signal_age_s=None if isnan(age_s) else age_s,
                 )
             )
         receipt.candidates = candidates

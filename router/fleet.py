@@ -43,9 +43,28 @@ class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class FetchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `fetch`: what a replica does about state that the store has and its memory lacks."""
 
-    by: Literal["engine"] = "engine"
-    discipline: Discipline = Discipline.OVERLAPPED
+    by: Literal["engine", "directed"] = "engine"
+    discipline_name: Literal[
+        "overlapped",
+        "serial",
+        "blocking",
+        "layerwise",
+        "layerwise_in_turn",
+        "best_effort",
+        "time_limited",
+        "two_ends",
+    ] = msgspec.field(name="discipline", default="overlapped")
     minimum_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512  # a shorter gain is computed rather than fetched
+    limit_ms: NotNegative = 100.0
+    prefetch_gib: Positive | None = None
+
+    @property
+    def discipline(self) -> Discipline:
+        """The closest form the estimates have: what starts at the turn adds up, what starts on arrival overlaps."""
+        if self.discipline_name == "layerwise":
+            return Discipline.LAYERWISE
+        in_turn = self.discipline_name in ("serial", "blocking", "layerwise_in_turn")
+        return Discipline.SERIAL if in_turn else Discipline.OVERLAPPED
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,6 +72,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     card : name of a card; None where it is not known
     url : http(s)://host:port; events, replay : addresses of its event publisher and of that one's replay
+    model, role, ranks, start_s : read by the simulator; passed over here
     """
 
     name: str
@@ -60,10 +80,14 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     url: str | None = None
     events: str | None = None
     replay: str | None = None
+    model: str | None = None
+    role: Literal["both", "prefill", "decode"] = "both"
+    ranks: Count = 1
+    start_s: NotNegative = 0.0
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole fleet file. `engine` describes simulated engines; only its token budget is a fact for the router too."""
+    """A whole fleet file. Of `engine` the router reads the token budget; `tiers`, `peers`, `models` are passed over."""
 
     replicas: list[ReplicaSpec]
     model: ModelShape | None = None  # None: unknown, priced with a neutral shape
@@ -74,6 +98,9 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     block_tokens: Count | None = None  # None: as the engines report, else 16
     speed: Positive = 1.0
     engine: dict[str, Any] = {}
+    tiers: dict[str, Any] = {}
+    peers: dict[str, Any] = {}
+    models: dict[str, ModelShape] = {}
 
     @property
     def step_tokens(self) -> int:

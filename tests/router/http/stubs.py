@@ -242,7 +242,9 @@ class Decisions:
 
     def _send(self, request: RequestFacts, url: str, attempt: int) -> Send:
         name = f"r{attempt}"
-        send = Send(request, 0, name, url, attempt, list(self.extra_headers), self.explain)
+        send = Send(
+            request, 0, name, url, attempt=attempt, extra_headers=list(self.extra_headers), explain=self.explain
+        )
         self.open.add(send)
         return send
 

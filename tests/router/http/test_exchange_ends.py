@@ -196,6 +196,6 @@ async def test_nothing_is_left_when_clients_leave_at_random_phases() -> None:
             assert alive.count(UpstreamConnection) == port.pool.idle
     ends = [kind for kind in decisions.kinds if kind in ("finished", "failed", "cancelled")]
     attempts = sum(len(replica.received) for replica in (one_replica, other))
-    assert len(ends) >= decisions.kinds.count("arrived") > 100
-    assert attempts > 100
+    assert len(ends) >= decisions.kinds.count("arrived") > 40
+    assert attempts > 40
     assert {"finished", "failed", "cancelled"} == set(ends)
