@@ -12,6 +12,7 @@ from math import exp
 
 from estimators.ranges import require
 
+LEAST_WINDOW_S = 1.0  # a burst in the first moments is no rate
 SAMPLES = 100  # requests the two means look back on
 
 
@@ -51,7 +52,7 @@ class Traffic:
         if self._began_s is None or now_s <= self._began_s:
             return 0.0
         stands_for_s = self._memory_s * (1.0 - exp((self._began_s - now_s) / self._memory_s))
-        return max(0.0, self._faded(now_s) - 1.0) / stands_for_s
+        return max(0.0, self._faded(now_s) - 1.0) / max(stands_for_s, LEAST_WINDOW_S)
 
     def _faded(self, now_s: float) -> float:
         return self._count * exp((self._last_s - now_s) / self._memory_s)

@@ -49,12 +49,14 @@ class Surroundings:
     mean_compute_s : mean prefill work of a request, seconds, >= 0
     mean_context_tokens : mean context of a request, >= 0
     output_tokens : expected output of this request, > 0
+    others_output_tokens : expected output of a request that is running already, > 0
     """
 
     arrival_rps: float
     mean_compute_s: float
     mean_context_tokens: float
     output_tokens: float
+    others_output_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ class Estimator:
                 decode_batch=decoding[:, None],
                 work_s=compute,
                 step_growth_s=step_growth_s[:, None],
-                remaining_tokens=(decoding * around.output_tokens)[:, None],
+                remaining_tokens=(decoding * around.others_output_tokens)[:, None],
             ),
             output_tokens=around.output_tokens,
         )

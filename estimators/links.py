@@ -41,10 +41,10 @@ class Link:
         require(0 <= size_bytes < float("inf"), "size_bytes", size_bytes)
         self.free_at_s = max(self.free_at_s, now_s) + size_bytes / self.bytes_per_s
 
-    def take_back(self, size_bytes: float, now_s: float) -> None:
-        """Undo a promise of `size_bytes` (>= 0) that will not be kept; what has crossed already is not undone."""
+    def take_back(self, size_bytes: float) -> None:
+        """Undo a promise of `size_bytes` (>= 0) that have not crossed yet and will not come."""
         require(0 <= size_bytes < float("inf"), "size_bytes", size_bytes)
-        self.free_at_s = max(min(self.free_at_s, now_s), self.free_at_s - size_bytes / self.bytes_per_s)
+        self.free_at_s -= size_bytes / self.bytes_per_s
 
 
 def fetch_s(size_bytes: float, *stages: Link, now_s: float = 0.0) -> float:

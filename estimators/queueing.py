@@ -13,6 +13,7 @@ Source    work conservation: a first-come server's wait is the work in front of 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from estimators.view import Column, FleetView
 
@@ -29,7 +30,7 @@ def queue_s(view: FleetView, now_s: float, *, step_share_s: Column, mean_compute
     serving = view.head_ends_s > -np.inf
     left_s = np.maximum(view.head_ends_s - now_s, OVERDUE_SHARE * view.head_compute_s)
     idle_s = np.where(decodes(view) > 0, 0.5 * (view.weights_s + step_share_s), 0.0)
-    foreign_s = or_mean_of_known(view.foreign_waiting) * mean_compute_s
+    foreign_s = or_mean_of_known(view.foreign_waiting, view.ready) * mean_compute_s
     return np.asarray(np.where(serving, left_s, idle_s) + waiting_s(view, step_share_s) + foreign_s)
 
 
@@ -42,7 +43,7 @@ def waiting_s(view: FleetView, step_share_s: Column) -> Column:
 
 def decodes(view: FleetView) -> Column:
     """Decodes running on each replica, ours and those of others, shape (rows,)."""
-    return np.asarray(view.decode_batch + or_mean_of_known(view.foreign_decoding))
+    return np.asarray(view.decode_batch + or_mean_of_known(view.foreign_decoding, view.ready))
 
 
 def step_share_s(view: FleetView, mean_context_tokens: float) -> Column:
@@ -50,15 +51,17 @@ def step_share_s(view: FleetView, mean_context_tokens: float) -> Column:
 
     mean_context_tokens : context of one foreign decode, taken to be that of ours, >= 0.
     """
-    context = view.decode_context_tokens + or_mean_of_known(view.foreign_decoding) * mean_context_tokens
+    context = view.decode_context_tokens + or_mean_of_known(view.foreign_decoding, view.ready) * mean_context_tokens
     return np.asarray(context * view.context_s_per_token)
 
 
-def or_mean_of_known(reported: Column) -> Column:
-    """Reported numbers; unknown ones (NaN) become the mean of the known, and zero only when nobody reports."""
+def or_mean_of_known(reported: Column, alike: npt.NDArray[np.bool_]) -> Column:
+    """Reported numbers; unknown ones (NaN) become the mean of the known `alike`, and zero only when none is known.
+
+    alike : replicas that may stand for each other, those that may take the request; bool, shape (rows,).
+    """
     unknown = np.isnan(reported)
     if not unknown.any():
         return reported
-    if unknown.all():
-        return np.zeros_like(reported)
-    return np.where(unknown, float(reported[~unknown].mean()), reported)
+    known = alike & ~unknown
+    return np.where(unknown, float(reported[known].mean()) if known.any() else 0.0, reported)

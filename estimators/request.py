@@ -14,6 +14,7 @@ class RequestFacts:
     chain : block hashes of the prompt's reusable blocks, seeded by its identity; empty when the tokens
         are not known. An engine always computes at least one token, so the chain covers at most
         `prompt_tokens - 1` tokens.
+    base_model : model whose weights and replicas stand behind that name; "" when it is the name itself
     prompt_tokens : tokens of the prompt, >= 0; an estimate when `prompt_exact` is false
     prompt_exact : whether `prompt_tokens` was counted rather than guessed from bytes
     prompt_characters : characters of text the prompt's length was guessed from; 0 when it was counted
@@ -35,5 +36,6 @@ class RequestFacts:
     streams: bool = False
     generates: bool = True
     explain: bool = False
+    base_model: str = ""
     path: str = "/v1/completions"
     block_tokens: int = 16

@@ -21,7 +21,7 @@ class FleetView:
     """Columns of shape (rows,), float64 unless said.
 
     What a replica is
-        names, models : name and served model names
+        names : of the replicas, in order
         rates : its roofline, seconds per unit of work
     What it is doing, from the router's own bookings
         ready (bool) : may be chosen for the request being decided
@@ -46,7 +46,6 @@ class FleetView:
         rows = len(names)
         self.names = tuple(names)
         self.rows = rows
-        self.models: list[frozenset[str]] = [frozenset()] * rows
         self.linear_s_per_token = np.array([r.linear_s_per_token for r in rates])
         self.attention_s_per_pair = np.array([r.attention_s_per_pair for r in rates])
         self.head_s = np.array([r.head_s for r in rates])

@@ -84,7 +84,7 @@ def assemble(
         layers=shape.layers,
         stages=fetch_stages(fleet),
         discipline=fleet.fetch.discipline,
-        minimum_fetch_tokens=fleet.fetch.minimum_tokens,
+        minimum_fetch_tokens=max(1, fleet.fetch.minimum_tokens),
         step_tokens=fleet.step_tokens,
         engine_decides=fleet.fetch.by == "engine",
     )

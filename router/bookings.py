@@ -27,7 +27,7 @@ class Booking:
     new_tokens, reused_tokens : prompt tokens expected to be computed, and not
     ready_at_s : earliest start its fetch allows
     starts_at_s : when its prefill should start, known once it is the first waiting
-    awaits_fetch : its fetch and not the queue decided that start
+    start_seen : that start followed a first token, or an idle replica; not a fetch, nor a request that left
     """
 
     request: RequestFacts
@@ -42,7 +42,7 @@ class Booking:
     output_tokens: float
     starts_at_s: float = nan
     first_token_at_s: float = nan
-    awaits_fetch: bool = False
+    start_seen: bool = False
     decoding: bool = False
     released: bool = False
 
@@ -84,7 +84,7 @@ class Ledger:
             waiting = self._waiting[row]
             waiting[booking] = None
             if len(waiting) == 1:
-                self._serve(booking, now_s)
+                self._serve(booking, now_s, seen=True)
             else:
                 self._add_behind(booking, +1)
         return booking
@@ -106,7 +106,7 @@ class Ledger:
             view.decode_batch[row] -= 1
             view.decode_context_tokens[row] -= booking.mean_context_tokens
         elif booking.request.generates:
-            self._leave_queue(booking, now_s)
+            self._leave_queue(booking, now_s, seen=False)
 
     def settle(self, now_s: float) -> None:
         """Let time pass: a request that is not streamed shows no first token, so its prefill ends as expected."""
@@ -126,19 +126,19 @@ class Ledger:
         ]
         return min(ends_s, default=None)
 
-    def _serve(self, booking: Booking, from_s: float) -> None:
+    def _serve(self, booking: Booking, from_s: float, *, seen: bool) -> None:
         booking.starts_at_s = max(from_s, booking.ready_at_s)
-        booking.awaits_fetch = booking.ready_at_s > from_s
+        booking.start_seen = seen and booking.ready_at_s <= from_s
         self._view.head_ends_s[booking.row] = booking.starts_at_s + booking.compute_s
         self._view.head_compute_s[booking.row] = booking.compute_s
 
     def _end_prefill(self, booking: Booking, now_s: float) -> None:
-        self._leave_queue(booking, now_s)
+        self._leave_queue(booking, now_s, seen=booking.request.streams)
         booking.decoding = True
         self._view.decode_batch[booking.row] += 1
         self._view.decode_context_tokens[booking.row] += booking.mean_context_tokens
 
-    def _leave_queue(self, booking: Booking, now_s: float) -> None:
+    def _leave_queue(self, booking: Booking, now_s: float, *, seen: bool) -> None:
         row = booking.row
         waiting = self._waiting[row]
         was_head = not isnan(booking.starts_at_s)
@@ -152,7 +152,7 @@ class Ledger:
             self._view.head_compute_s[row] = 0.0
         else:
             self._add_behind(head, -1)
-            self._serve(head, now_s)
+            self._serve(head, now_s, seen=seen)
 
     def _add_behind(self, booking: Booking, sign: int) -> None:
         """Add or take off one booking's part of the work behind the one in service."""

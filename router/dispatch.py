@@ -55,6 +55,7 @@ class Standing:
     up: bool = False
     models: frozenset[str] | None = None
     failures: int = 0  # in a row
+    failed_at_s: float = -np.inf
     rests_until_s: float = -np.inf
     ended_at_s: deque[float] = field(default_factory=lambda: deque(maxlen=1024))  # recent ends, for load reports
 
@@ -71,7 +72,7 @@ class Placement:
     receipt: Receipt
     arrived_at_s: float
     tried: set[int]
-    promised: list[tuple[Link, float]]  # bytes it was expected to bring over each link
+    promised: list[tuple[Link, float, float]]  # each link, bytes promised on it, when the last should have crossed
 
 
 class Dispatcher:
@@ -129,7 +130,7 @@ class Dispatcher:
         if not any(standing.may_serve(request.model) for standing in self._standing):
             return [self._refuse(receipt, self._unknown_model(request.model), now_s, now_s)]
         if request.generates:
-            self._learning.arrived(request.model, now_s)
+            self._learning.arrived(request, now_s)
         return [self._place(request, receipt, now_s, set(), now_s)]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
@@ -149,14 +150,16 @@ class Dispatcher:
         receipt.cached_tokens = ended.cached_tokens
         if ended.stream_error or ended.status >= 500:
             if ended.status not in (503, 529):  # overload is no failure
-                self._failed_once(sent.row, now_s)
+                self._failed_once(placement.booking, now_s)
             self._close(placement, Outcome.SERVER_ERROR, now_s)
         elif ended.status >= 300:
             self._close(placement, Outcome.CLIENT_ERROR, now_s)
         else:
             self._standing[sent.row].failures = 0
-            self._learning.answered(placement.booking, ended, now_s)
-            self._close(placement, Outcome.OK, now_s)
+            try:
+                self._learning.answered(placement.booking, ended, now_s)
+            finally:  # whatever an engine reports, the request is over
+                self._close(placement, Outcome.OK, now_s)
         return []
 
     def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
@@ -168,8 +171,11 @@ class Dispatcher:
         placement = _placement(sent)
         receipt = placement.receipt
         tried = placement.tried | {sent.row}
-        if cause is not Cause.OVERLOADED:
-            self._failed_once(sent.row, now_s)
+        standing = self._standing[sent.row]
+        if cause is Cause.OVERLOADED:  # no failure, but others first for as long as such answers ask for
+            standing.rests_until_s = max(standing.rests_until_s, now_s + RETRY_AFTER_S)
+        else:
+            self._failed_once(placement.booking, now_s)
         may_retry = cause is not Cause.BROKEN and sent.attempt < self._max_attempts
         if may_retry and self._candidates(sent.request.model, tried, now_s):
             self._end_booking(placement, now_s)
@@ -271,10 +277,14 @@ class Dispatcher:
         ]
         return [row for row in rows if self._standing[row].rests_until_s <= now_s] or rows
 
-    def _failed_once(self, row: int, now_s: float) -> None:
-        standing = self._standing[row]
+    def _failed_once(self, booking: Booking, now_s: float) -> None:
+        """One more failure in a row; requests that one incident took together are one."""
+        standing = self._standing[booking.row]
+        if booking.placed_at_s < standing.failed_at_s:
+            return
         standing.failures += 1
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (standing.failures - 1))
+        standing.failed_at_s = now_s
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(standing.failures - 1, 10))
         standing.rests_until_s = now_s + rest_s
 
     def _place(
@@ -332,14 +342,15 @@ class Dispatcher:
             ),
         )
 
-    def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> list[tuple[Link, float]]:
+    def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> list[tuple[Link, float, float]]:
         if choice.path is not Path.REMOTE:
             return []
         reused = estimates.reused_tokens[choice.row]
         size = self._estimator.fetch_bytes(float(reused[COLUMN[Path.REMOTE]] - reused[COLUMN[Path.LOCAL]]))
-        promised = [(link, size) for link in self._estimator.stages[choice.row]]
-        for link, size_bytes in promised:
-            link.promise(size_bytes, now_s)
+        promised = []
+        for link in self._estimator.stages[choice.row]:
+            link.promise(size, now_s)
+            promised.append((link, size, link.free_at_s))
         return promised
 
     def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates, around: Surroundings, now_s: float) -> None:
@@ -393,9 +404,8 @@ class Dispatcher:
 
     def _end_booking(self, placement: Placement, now_s: float) -> None:
         booking = placement.booking
-        if now_s < booking.ready_at_s:  # its bytes will not come any more
-            for link, size_bytes in placement.promised:
-                link.take_back(size_bytes, now_s)
+        for link, size_bytes, ends_at_s in placement.promised:  # what has not crossed will not come any more
+            link.take_back(min(size_bytes, max(0.0, ends_at_s - now_s) * link.bytes_per_s))
         self._learning.ended(booking, now_s)
         self._ledger.release(booking, now_s)
         self._standing[booking.row].ended_at_s.append(now_s)

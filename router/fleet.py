@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from router.errors import ConfigError
 
 DEFAULT_STEP_TOKENS = 2048  # vLLM's default on most cards
 STORE_NAME = "store"  # of its event source, so no replica may have it
-ZMQ_SCHEMES = ("tcp://", "ipc://", "inproc://")
+ZMQ_ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}|(ipc|inproc)://\S+")
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -164,7 +165,7 @@ def check_fleet(fleet: Fleet) -> None:
 
 def check_address(what: str, address: str | None) -> None:
     """Raise `ConfigError` when `address` is neither absent nor a ZMQ address."""
-    if address is not None and not address.startswith(ZMQ_SCHEMES):
+    if address is not None and ZMQ_ADDRESS.fullmatch(address) is None:
         raise ConfigError(f"{what}: {address!r} is not a ZMQ address; it looks like tcp://10.0.0.5:5557")
 
 

@@ -104,7 +104,8 @@ class Gateway:
         self._traffic.cut()
 
     async def _start(self) -> None:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._control_headers())
+        headers = control_headers(self._config)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
         self._closers.append(self._session.close)
         self._open_receipts()
         self._core = assemble(
@@ -118,6 +119,7 @@ class Gateway:
         self._closers.append(self._sources.stop)
         self._sources.follow_store()
         self._start_poller()
+        self._make_traffic_port()
         await self._start_admin()
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
 
@@ -145,7 +147,7 @@ class Gateway:
             metrics=self._metrics,
             subscribers=self._sources.subscribers,
             poller=self._poller,
-            traffic=lambda: self._traffic,
+            traffic=self._traffic,
             writer=self._writer,
             clock=self._clock,
         )
@@ -153,7 +155,7 @@ class Gateway:
         self._closers.append(self._admin.stop)
         await self._admin.start(self._config.admin_host, self._config.admin_port)
 
-    async def _start_traffic(self) -> None:
+    def _make_traffic_port(self) -> None:
         config = self._config
         self._traffic = TrafficPort(
             TimedDecider(self._core.dispatcher, self._metrics),
@@ -163,6 +165,9 @@ class Gateway:
             limits=config.limits,
             times=config.time_outs,
         )
+
+    async def _start_traffic(self) -> None:
+        config = self._config
         self._closers.append(self._stop_traffic)
         try:
             await self._traffic.start(config.host, config.port)
@@ -171,15 +176,6 @@ class Gateway:
 
     async def _stop_traffic(self) -> None:
         await self._traffic.stop(self._config.drain_s)
-
-    def _control_headers(self) -> dict[str, str]:
-        """Headers of the router's own calls to replicas: the key they want, from the environment."""
-        variable = self._config.load.api_key_env
-        if variable is None:
-            return {}
-        if not (key := os.environ.get(variable)):
-            raise ConfigError(f"load.api_key_env names the environment variable {variable}, which is not set")
-        return {"authorization": f"Bearer {key}"}
 
     def _open_receipts(self) -> None:
         path = self._config.receipts.path
@@ -225,7 +221,7 @@ class Gateway:
     def _on_up(self, row: int, models: tuple[str, ...]) -> None:
         replica = self._fleet.replicas[row]
         parents = self._poller.endpoints[replica.url or ""].parents
-        self._core.names.listed(models, parents)
+        self._core.names.listed(row, models, parents)
         self._core.dispatcher.replica_up(row, frozenset(models))
         base, _ = self._core.names.resolve(models[0] if models else "")
         self._sources.replica_up(row, base)
@@ -260,6 +256,17 @@ class Gateway:
         self._metrics.count(receipt)
         if self._writer is not None:
             self._writer.write(receipt)
+
+
+def control_headers(config: RouterConfig) -> dict[str, str]:
+    """Headers of the router's own calls to replicas: the key they want, from the environment."""
+    variable = config.load.api_key_env
+    if variable is None:
+        return {}
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isprintable() or not key.isascii():
+        raise ConfigError(f"load.api_key_env names the environment variable {variable}, which holds no usable key")
+    return {"authorization": f"Bearer {key}"}
 
 
 async def reported_block_tokens(session: aiohttp.ClientSession, fleet: Fleet, timeout_s: float) -> int | None:

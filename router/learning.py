@@ -44,17 +44,18 @@ class Learning:
 
     def surroundings(self, request: RequestFacts, replicas: int, now_s: float) -> Surroundings:
         """What else goes on for this model. Per-replica rates would feed back, so all its `replicas` share one."""
-        traffic = self._traffic_of(request.model)
+        traffic = self._traffic_of(request)
         return Surroundings(
             arrival_rps=traffic.rate_rps(now_s) / max(replicas, 1),
             mean_compute_s=traffic.mean_compute_s,
             mean_context_tokens=traffic.mean_context_tokens,
             output_tokens=max(1.0, self._output.expected(request.max_tokens)),
+            others_output_tokens=self._output.mean_tokens,
         )
 
-    def arrived(self, model: str, now_s: float) -> None:
-        """A generation for `model` arrived."""
-        self._traffic_of(model).arrived(now_s)
+    def arrived(self, request: RequestFacts, now_s: float) -> None:
+        """A generation arrived."""
+        self._traffic_of(request).arrived(now_s)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """Its first token came; to be told before the ledger is."""
@@ -67,7 +68,7 @@ class Learning:
             return
         if not request.prompt_exact and ended.prompt_tokens is not None:
             self._characters_per_token.observe(request.prompt_characters, ended.prompt_tokens)
-        self._traffic_of(request.model).answered(booking.compute_s, request.prompt_tokens)
+        self._traffic_of(request).answered(booking.compute_s, request.prompt_tokens)
         self._samples.ended(booking, computed_by(booking, ended), now_s)
         tokens = ended.output_tokens if ended.output_tokens is not None else ended.events
         if tokens:
@@ -89,8 +90,12 @@ class Learning:
         ideal_s = view.weights_s[row] + view.decode_context_tokens[row] * view.context_s_per_token[row]
         view.pace_scale[row] = self._pace[row].observe(float(took_s / (tokens - 1) / ideal_s))
 
-    def _traffic_of(self, model: str) -> Traffic:
-        """Traffic of `model`; beyond a number of names, which clients could choose freely, they share one."""
+    def _traffic_of(self, request: RequestFacts) -> Traffic:
+        """Traffic of the request's base model, whose replicas its aliases and adapters share.
+
+        Beyond a number of names, which clients could choose freely, they share one.
+        """
+        model = request.base_model or request.model
         if model not in self._traffic and len(self._traffic) >= MODELS_APART:
             model = ""
         return self._traffic.setdefault(model, Traffic())
@@ -105,4 +110,4 @@ def computed_by(booking: Booking, ended: Ended) -> Computed | None:
         reused = int(booking.reused_tokens)
     if prompt is None or reused is None:
         return None
-    return Computed(new_tokens=max(1.0, prompt - reused), reused_tokens=float(min(reused, prompt - 1)))
+    return Computed(new_tokens=max(1.0, prompt - reused), reused_tokens=max(0.0, min(reused, prompt - 1)))

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 
 
 class ModelNames:
-    """Names of all replicas, as they last listed them."""
+    """Names of all replicas, as each last listed them."""
 
     def __init__(self) -> None:
+        self._listed: dict[int, dict[str, tuple[str, str]]] = {}  # by row
         self._identities: dict[str, tuple[str, str]] = {}
 
-    def listed(self, models: Iterable[str], parents: Mapping[str, str]) -> None:
-        """A replica lists `models`, its base model first; `parents` names the base of each adapter."""
+    def listed(self, row: int, models: Iterable[str], parents: Mapping[str, str]) -> None:
+        """`row` lists `models`, its base model first; `parents` names the base of each adapter."""
         names = list(models)
-        bases = [name for name in names if name not in parents]
-        for name in names:
-            adapter = name if name in parents else ""
-            self._identities[name] = (bases[0] if bases else name, adapter)
+        base = next((name for name in names if name not in parents), "")
+        self._listed[row] = {name: (base or name, name if name in parents else "") for name in names}
+        self._identities = {name: found for one in self._listed.values() for name, found in one.items()}
 
     def resolve(self, name: str) -> tuple[str, str]:
         """(base model, adapter) behind `name`. Without a name, the base model if all names share one."""

@@ -6,8 +6,8 @@ rather than guess blocks, and the engine remains the judge of every field this m
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +20,15 @@ from router.names import ModelNames
 from router.routes import Route, classify
 
 LONGEST_GUESS_TOKENS = 131_072  # a longer guess says more about the guess than about the prompt
+FEWEST_CHARACTERS, MOST_CHARACTERS = 0.5, 16.0  # per token, in any script under any current tokenizer
+LARGEST_WALK = 4 * 1024 * 1024  # bytes of JSON that are looked into; above, its length stands for its text
 LONGEST_LIMIT_TOKENS = 2**31  # a larger `max_tokens` is no limit
+
+
+PROMPT_FIELDS = ("prompt", "messages", "input", "text", "system", "instructions")
+PLAIN_FIELDS = ("model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "cache_salt")
+TEXT_KEYS = ("content", "text", "input", "tool_calls", "function", "arguments", "output")
+TEXT_TYPES = ("text", "input_text", "output_text", "message", "function", "function_call", "function_call_output")
 
 
 class Head(Protocol):
@@ -42,6 +50,7 @@ class Body(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     input_ids: msgspec.Raw = msgspec.Raw()
     stream: Any = None
@@ -73,7 +82,9 @@ class CharactersPerToken:
         if characters < 1 or tokens < 1:
             return
         self._seen += 1
-        self.mean += max(self._gain, 1.0 / (10 + self._seen)) * (characters / tokens - self.mean)
+        ratio = min(max(characters / tokens, self.mean / 4.0), 4.0 * self.mean)  # one odd answer moves little
+        mean = self.mean + max(self._gain, 1.0 / (10 + self._seen)) * (ratio - self.mean)
+        self.mean = min(max(mean, FEWEST_CHARACTERS), MOST_CHARACTERS)
 
     def tokens_in(self, characters: int) -> int:
         """Guessed tokens of a prompt with that many `characters` (>= 0)."""
@@ -109,26 +120,28 @@ class PromptReader:
                 block_tokens=self.block_tokens,
             )
         try:
-            fields = _body.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            fields = decoded(body)
+        except (ValueError, RecursionError) as exc:
             return Refuse(400, "BadRequestError", f"The request body is not a JSON object: {exc}")
         if fields.model is not None and not isinstance(fields.model, str):
             return Refuse(400, "BadRequestError", "`model` must be a string", param="model")
         model = fields.model or ""
+        identity = self._names.resolve(model)
         tokens = token_ids_of(fields.prompt) or token_ids_of(fields.input_ids)
         try:
             # An engine always computes the last token, so a block that ends with it is never reused.
-            blocks = chain(self._root(model, fields), tokens[:-1], self.block_tokens) if tokens else []
+            blocks = chain(self._root(identity, fields), tokens[:-1], self.block_tokens) if tokens else []
         except ValueError as exc:
             return Refuse(400, "BadRequestError", f"`prompt`: {exc}", param="prompt")
-        size = 0 if tokens else characters_of(fields)
+        size, pure = (0, True) if tokens else characters_of(fields)
         return RequestFacts(
             request_id=request_id,
             model=model,
+            base_model=identity[0],
             chain=blocks,
             prompt_tokens=len(tokens) if tokens else self._characters_per_token.tokens_in(size),
             prompt_exact=tokens is not None,
-            prompt_characters=size,
+            prompt_characters=size if pure else 0,
             max_tokens=limit_of(fields),
             streams=fields.stream is True,
             explain=explain,
@@ -136,35 +149,69 @@ class PromptReader:
             block_tokens=self.block_tokens,
         )
 
-    def _root(self, model: str, fields: Body) -> int:
-        base, adapter = self._names.resolve(model)
+    def _root(self, identity: tuple[str, str], fields: Body) -> int:
+        base, adapter = identity
         salt = fields.cache_salt if isinstance(fields.cache_salt, str) else ""
         return Identity(base, adapter=adapter, salt=salt, block_tokens=self.block_tokens).root()
 
 
-def characters_of(fields: Body) -> int:
-    """Characters of text in a prompt. Images and sound are not text, and their encoded bytes are not counted."""
-    parts = (fields.prompt, fields.messages, fields.input, fields.text, fields.system)
-    size = memoryview(fields.tools).nbytes
-    for raw in parts:
-        if memoryview(raw).nbytes:
-            try:
-                size += sum(len(text) for text in texts_in(_anything.decode(raw)))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                size += memoryview(raw).nbytes  # the engine may still understand it
-    return size
+def decoded(body: bytes) -> Body:
+    """The fields of a body; `ValueError` when it is no JSON object.
+
+    Engines take what Python's own reader takes, half surrogate pairs for one, so its word counts where the fast one
+    refuses.
+    """
+    try:
+        return _body.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        fields = json.loads(body)
+    if not isinstance(fields, dict):
+        raise ValueError("it holds another value")
+    raw = {
+        key: msgspec.Raw(json.dumps(fields[key]).encode())
+        for key in (*PROMPT_FIELDS, "tools", "input_ids")
+        if fields.get(key) is not None
+    }
+    found = Body(**raw)
+    for key in PLAIN_FIELDS:
+        setattr(found, key, fields.get(key))
+    return found
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    """All texts of a prompt, a message list or a content part, in order."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from texts_in(item)
-    elif isinstance(value, dict):
-        for key in ("content", "text", "input", "arguments", "output"):
-            yield from texts_in(value.get(key))
+def characters_of(fields: Body) -> tuple[int, bool]:
+    """Characters of text in a prompt, and whether text is all there is. Encoded images and sound are not counted."""
+    size, pure = memoryview(fields.tools).nbytes, True
+    for raw in (getattr(fields, name) for name in PROMPT_FIELDS):
+        length = memoryview(raw).nbytes
+        if not length:
+            continue
+        try:
+            found, only_text = texts_in(_anything.decode(raw)) if length <= LARGEST_WALK else (length, True)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found, only_text = length, False  # the engine may still understand it
+        size, pure = size + found, pure and only_text
+    return size, pure
+
+
+def texts_in(prompt: Any) -> tuple[int, bool]:
+    """Characters in a prompt, a message list or content parts, and whether there was nothing but text.
+
+    Token ids, in lists of several prompts, count as a usual token's characters each.
+    """
+    size, pure = 0, True
+    left = [prompt]
+    while left:  # no recursion: a client chooses how deep it nests
+        value = left.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, int):
+            size += 4
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            pure = pure and value.get("type", "text") in TEXT_TYPES
+            left += [value[key] for key in TEXT_KEYS if key in value]
+    return size, pure
 
 
 def token_ids_of(raw: msgspec.Raw) -> list[int] | None:

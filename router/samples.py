@@ -5,7 +5,8 @@ Model     a first-come engine has the GPU free for a request from the moment the
           sample: their work together, over the time the replica took for all of it
 Valid     requests that were streamed and answered, whose computed tokens are known: counted from a token prompt and
           expected reuse, or reported by the engine, whose word counts
-Blind to  prefills whose start a fetch decided, or that were overtaken: no sample rather than a wrong one
+Blind to  prefills whose start a fetch decided, or a request that left, or that were overtaken: no sample rather
+          than a wrong one
 Source    service times of a work-conserving queue are the gaps between its departures
 """
 
@@ -67,7 +68,7 @@ class PrefillSamples:
         if isnan(booking.starts_at_s):
             self._overtaken[row] = True
             return
-        usable = not booking.awaits_fetch and not self._overtaken[row] and now_s > booking.starts_at_s
+        usable = booking.start_seen and not self._overtaken[row] and now_s > booking.starts_at_s
         self._overtaken[row] = False
         if usable:
             group = Group(booking.starts_at_s, now_s, [booking])

@@ -38,6 +38,7 @@ class EventSources:
         self._clock = clock
         self._zmq = zmq.Context[zmq.Socket[bytes]]()
         self._searches: dict[int, asyncio.Task[None]] = {}  # by row
+        self._models: dict[int, str] = {}  # base model each replica last said it serves, by row
         self.subscribers: dict[str, EventSubscriber] = {}  # by replica, and the store's
 
     def follow_store(self) -> None:
@@ -54,15 +55,16 @@ class EventSources:
 
     def replica_up(self, row: int, model: str) -> None:
         """`row` is up and serves the base model `model`: follow what it announces."""
+        self._models[row] = model
         replica = self._fleet.replicas[row]
         subscriber = self.subscribers.get(replica.name)
         if subscriber is not None:
             self._directory.add_source(row, model, one_copy=subscriber.source.one_copy)
         if replica.events is not None:
             if subscriber is None:
-                self._follow(row, replica, model, Source(events=replica.events, replay=replica.replay))
+                self._follow(row, replica, Source(events=replica.events, replay=replica.replay))
         elif row not in self._searches or self._searches[row].done():
-            self._searches[row] = asyncio.get_running_loop().create_task(self._search(row, replica, model))
+            self._searches[row] = asyncio.get_running_loop().create_task(self._search(row, replica))
 
     async def stop(self) -> None:
         """End all tasks and sockets."""
@@ -72,14 +74,24 @@ class EventSources:
         await asyncio.gather(*(subscriber.stop() for subscriber in self.subscribers.values()))
         self._zmq.destroy(linger=0)
 
-    async def _search(self, row: int, replica: ReplicaSpec, model: str) -> None:
+    async def _search(self, row: int, replica: ReplicaSpec) -> None:
         """Ask a replica where it publishes, again from time to time until it says so."""
         warned = False
-        while not (found := await event_sources(self._session, replica.url or "")):
+        while True:
+            try:
+                found = await event_sources(self._session, replica.url or "")
+            except Exception:  # the top of this task: an answer nobody foresaw must not end the search unheard
+                log.exception("%s answered something unforeseen about its cache events", replica.name)
+                found = []
+            if found:
+                await self._found(row, replica, found)
+                return
             if not warned:
                 warned = True
                 log.warning("%s names no cache events: what it holds is unknown (see README)", replica.name)
             await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _found(self, row: int, replica: ReplicaSpec, found: list[Source]) -> None:
         if len(found) > 1:
             log.warning(
                 "%s has %d data-parallel ranks behind one URL: it picks one itself, so no cache is credited to it",
@@ -92,14 +104,14 @@ class EventSources:
         if known is not None:
             await known.stop()
             self._directory.clear(row)
-        self._follow(row, replica, model, found[0])
+        self._follow(row, replica, found[0])
         log.info("%s publishes cache events at %s", replica.name, found[0].events)
 
-    def _follow(self, row: int, replica: ReplicaSpec, model: str, source: Source) -> None:
+    def _follow(self, row: int, replica: ReplicaSpec, source: Source) -> None:
         def apply(batch: Batch) -> None:
             self._directory.apply(row, batch, self._clock())
 
-        self._directory.add_source(row, model, one_copy=source.one_copy)
+        self._directory.add_source(row, self._models[row], one_copy=source.one_copy)
         self._subscribe(replica.name, source, apply, partial(self._directory.clear, row))
 
     def _subscribe(

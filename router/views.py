@@ -30,7 +30,7 @@ class Views:
         metrics: Metrics,
         subscribers: dict[str, EventSubscriber],
         poller: LoadPoller,
-        traffic: Callable[[], TrafficPort],
+        traffic: TrafficPort,
         writer: ReceiptWriter | None,
         clock: Callable[[], float],
     ) -> None:
@@ -44,16 +44,16 @@ class Views:
             "tfirst_rejected_requests",
             "Requests refused before they could be placed, by status",
             "status",
-            lambda: {str(status): total for status, total in traffic().counts.rejected.items()},
+            lambda: {str(status): total for status, total in traffic.counts.rejected.items()},
         )
         metrics.count_elsewhere(
             "tfirst_traffic_incidents",
             "What happened on the traffic port that no outcome tells",
             "kind",
             lambda: {
-                "internal_error": traffic().counts.internal_errors,
-                "reader_failure": traffic().counts.reader_failures,
-                "repeat_on_new_connection": traffic().counts.repeats,
+                "internal_error": traffic.counts.internal_errors,
+                "reader_failure": traffic.counts.reader_failures,
+                "repeat_on_new_connection": traffic.counts.repeats,
                 "poller_error": poller.errors,
             },
         )

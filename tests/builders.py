@@ -74,6 +74,7 @@ def quiet(
         mean_compute_s=mean_compute_s,
         mean_context_tokens=mean_context_tokens,
         output_tokens=output_tokens,
+        others_output_tokens=256.0,
     )
 
 

@@ -18,7 +18,7 @@ import router
 from router.config import PolicyConfig, ReceiptConfig, RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
 from router.fleet import Fleet
-from router.gateway import Gateway
+from router.gateway import Gateway, control_headers
 from router.plugins import build_policy
 
 CUT_SHORT = 130  # exit status when a second signal ended it, as shells give for Ctrl-C
@@ -89,6 +89,7 @@ def config_of(args: argparse.Namespace) -> RouterConfig:
 def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     """Print what `serve` would do with this configuration."""
     receipts = config.receipts.path
+    control_headers(config)
     if receipts is not None and (Path(receipts).is_dir() or not os.access(Path(receipts).absolute().parent, os.W_OK)):
         raise ConfigError(f"receipts cannot be written to {receipts}")
     table = Table(title="replicas", title_justify="left")

@@ -17,10 +17,11 @@ import msgspec
 _TAIL_BYTES = 16 * 1024  # of a stream, kept for its usage; thousands of streams hold one each
 _EVENT_BYTES = 64 * 1024  # of an unfinished first event; an error object is never that long
 _JSON_BYTES = 256 * 1024
+_MOST_TOKENS = 2**31
 # Events that open a stream before anything was computed (Responses and Messages APIs).
 _OPENING = (b'"response.created"', b'"response.queued"', b'"response.in_progress"', b'"message_start"', b'"ping"')
 _OPENING_BYTES = 256  # an event's type stands near its start
-_DATA = b"data:"
+_DATA = b"\ndata:"
 _LAST_EVENTS = 8  # looked at when a stream ends: usage, an error and [DONE] are among them
 
 
@@ -63,12 +64,13 @@ class _Usage(msgspec.Struct):
     def fill(self, learned: Learned) -> None:
         """Add what is still unknown."""
         if learned.prompt_tokens is None:
-            learned.prompt_tokens = self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
+            learned.prompt_tokens = _count(self.input_tokens if self.prompt_tokens is None else self.prompt_tokens)
         if learned.output_tokens is None:
-            learned.output_tokens = self.output_tokens if self.completion_tokens is None else self.completion_tokens
+            said = self.output_tokens if self.completion_tokens is None else self.completion_tokens
+            learned.output_tokens = _count(said)
         if learned.cached_tokens is None:
             details = self.prompt_tokens_details or self.input_tokens_details
-            learned.cached_tokens = self.cache_read_input_tokens if details is None else details.cached_tokens
+            learned.cached_tokens = _count(self.cache_read_input_tokens if details is None else details.cached_tokens)
 
 
 class _Inner(msgspec.Struct):
@@ -108,18 +110,19 @@ class StreamReader:
 
     def __init__(self) -> None:
         self._awaiting_token = True
-        self._events = 0  # from the first token on
+        self._events = 0  # data lines so far; those before the first token are taken off when it comes
         self._first = FirstEvent()
-        self._tail = bytearray()
+        self._tail = bytearray(b"\n")  # so that the first line follows a line end too
 
     def feed(self, piece: bytes) -> bool:
         tail = self._tail
         before = len(tail)
         tail += piece
+        self._events += tail.count(_DATA, max(0, before - len(_DATA) + 1))  # also one that the cut split
         is_first = self._awaiting_token and self._first.seen_in(piece)
-        if not self._awaiting_token or is_first:
+        if is_first:
             self._awaiting_token = False
-            self._events += tail.count(_DATA, max(0, before - len(_DATA) + 1))  # also one that the cut split
+            self._events -= self._first.passed
         if len(tail) > 2 * _TAIL_BYTES:  # trimmed in big steps, so that a piece costs an append
             del tail[:-_TAIL_BYTES]
         return is_first
@@ -130,16 +133,18 @@ class StreamReader:
         if b'"usage"' in tail or b'"error"' in tail:
             for event in reversed(_events(tail)[-_LAST_EVENTS:]):
                 _read_event(event, learned)
-        learned.events = self._events
+        done = tail.count(b"\ndata: [DONE]")
+        learned.events = 0 if self._awaiting_token else max(1, self._events - done)
         return learned
 
 
 class FirstEvent:
     """Finds the end of the first event that carries output: not a comment, not [DONE], not an error object."""
 
-    __slots__ = ("_data", "_line")
+    __slots__ = ("_data", "_line", "passed")
 
     def __init__(self) -> None:
+        self.passed = 0  # data lines of events that were passed over
         self._line = bytearray()  # the unfinished line
         self._data: list[bytes] = []  # data lines of the unfinished event
 
@@ -164,9 +169,12 @@ class FirstEvent:
         if line.startswith(b"data:"):
             self._data.append(line[5:].strip())
         elif not line and self._data:
+            lines = len(self._data)
             data, self._data = b"\n".join(self._data), []
             opening = any(mark in data[:_OPENING_BYTES] for mark in _OPENING)
-            return data != b"[DONE]" and not opening and not _is_error(data)
+            if data != b"[DONE]" and not opening and not _is_error(data):
+                return True
+            self.passed += lines
         return False
 
     def _holds_data(self) -> bool:
@@ -199,6 +207,11 @@ class JsonReader:
         if b'"usage"' in self._body:
             _decode(self._body).fill(learned)
         return learned
+
+
+def _count(said: int | None) -> int | None:
+    """A number of tokens; what cannot be one is unknown."""
+    return said if said is not None and 0 <= said <= _MOST_TOKENS else None
 
 
 def _events(tail: bytes) -> list[bytes]:

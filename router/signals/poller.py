@@ -155,10 +155,12 @@ class LoadPoller:
         names, parents = model_names(models.body) if models is not None and models.status == 200 else ((), {})
         if not names:  # a broken answer is no reason to stop serving what was named before
             names, parents = endpoint.models, endpoint.parents
-        if not endpoint.up or names != endpoint.models:
+        news = not endpoint.up or (names, parents) != (endpoint.models, endpoint.parents)
+        endpoint.models, endpoint.parents = names, parents  # before anybody is told, who may look them up here
+        if news:
             for row in endpoint.rows:
                 self._on_up(row, names)
-        endpoint.up, endpoint.models, endpoint.parents = True, names, parents
+        endpoint.up = True
 
     def _missed(self, endpoint: Polled, health: Answer) -> None:
         endpoint.misses += 1

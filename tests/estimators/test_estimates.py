@@ -118,7 +118,9 @@ def test_running_decodes_slow_a_prefill_and_lengthen_the_pace() -> None:
 
 def test_estimating_changes_nothing() -> None:
     view, estimator = a_fleet(), an_estimator(network_bytes_per_s=25e9)
-    context = Surroundings(arrival_rps=2.0, mean_compute_s=0.5, mean_context_tokens=900, output_tokens=100)
+    context = Surroundings(
+        arrival_rps=2.0, mean_compute_s=0.5, mean_context_tokens=900, output_tokens=100, others_output_tokens=100
+    )
     first = estimator.estimate(a_request(), held([3, 9], 20), view, context, 1.0)
     second = estimator.estimate(a_request(), held([3, 9], 20), view, context, 1.0)
     assert np.array_equal(first.first_token_s, second.first_token_s)

@@ -58,14 +58,5 @@ def test_a_promise_taken_back_leaves_the_link_as_it_was() -> None:
     link.promise(1e9, now_s=0.0)
     before = link.free_at_s
     link.promise(3e9, now_s=0.0)
-    link.take_back(3e9, now_s=0.2)
+    link.take_back(3e9)
     assert link.free_at_s == pytest.approx(before)
-
-
-def test_bytes_that_have_crossed_are_not_given_back() -> None:
-    link = Link(1e9)
-    link.promise(1e9, now_s=0.0)
-    link.take_back(1e9, now_s=0.75)
-    assert link.wait_s(0.75) == 0.0
-    link.promise(1e9, now_s=0.75)
-    assert link.wait_s(0.75) == pytest.approx(1.0)

@@ -66,8 +66,10 @@ def test_running_requests_of_others_are_decodes_and_no_prefills_in_front() -> No
 
 
 def test_a_replica_that_does_not_report_is_taken_to_be_as_loaded_as_those_that_do() -> None:
-    assert or_mean_of_known(np.array([np.nan, 4.0, 0.0])) == pytest.approx([2.0, 4.0, 0.0])
-    assert or_mean_of_known(np.array([np.nan, np.nan])) == pytest.approx([0.0, 0.0])
+    every, first_two = np.array([True] * 3), np.array([True, True, False])
+    assert or_mean_of_known(np.array([np.nan, 4.0, 0.0]), every) == pytest.approx([2.0, 4.0, 0.0])
+    assert or_mean_of_known(np.array([np.nan, 4.0, 50.0]), first_two) == pytest.approx([4.0, 4.0, 50.0])
+    assert or_mean_of_known(np.array([np.nan] * 3), every) == pytest.approx([0.0, 0.0, 0.0])
 
 
 def test_time_passing_only_shortens_the_queue() -> None:

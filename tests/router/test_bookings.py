@@ -72,7 +72,7 @@ def test_one_in_service_whose_state_is_still_on_its_way_starts_when_it_is_there(
     view = a_fleet("A100")
     _, _, place = a_ledger(view)
     fetching = place(2.0, tokens=8448, store=512, estimator=an_estimator(network_bytes_per_s=1e9, rows=1))
-    assert fetching.awaits_fetch
+    assert not fetching.start_seen
     assert fetching.starts_at_s == fetching.ready_at_s > 3.0
     assert view.head_ends_s[0] == pytest.approx(fetching.ready_at_s + fetching.compute_s)
 
@@ -205,6 +205,17 @@ def test_a_start_that_a_fetch_decided_says_nothing_about_the_gpu() -> None:
     bench.first(booking, 9.0)
     bench.end(booking, 10.0)
     assert bench.seen == []
+
+
+def test_the_one_behind_a_request_that_left_starts_at_a_moment_nobody_saw() -> None:
+    bench = Samples()
+    leaves, follows, after = bench.place(0.0), bench.place(0.0), bench.place(0.0)
+    bench.end(leaves, 0.3, None)
+    bench.first(follows, 0.5)
+    bench.first(after, 1.1)
+    for booking in (follows, after):
+        bench.end(booking, 4.0)
+    assert [took_s for _, took_s in bench.seen] == pytest.approx([0.6])
 
 
 def test_one_that_was_overtaken_is_no_sample_and_the_next_one_is() -> None:

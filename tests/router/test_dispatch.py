@@ -277,6 +277,79 @@ def test_each_failure_in_a_row_rests_a_replica_longer_and_one_success_forgets_th
     assert not rests_at(200.0 + 4.1)
 
 
+def test_thousands_of_failures_in_a_row_change_nothing_for_the_books() -> None:
+    bench = Bench("A100")
+    for index in range(1100):
+        bench.finish(bench.send(float(index), request_id=f"r-{index}"), index + 0.5, status=500, output_tokens=None)
+    assert nothing_is_left(bench)
+    assert len(bench.receipts) == 1100
+
+
+def test_one_incident_that_breaks_many_streams_is_one_failure() -> None:
+    bench = Bench("A100", "A100")
+    streams = [bench.send(0.0, request_id=f"r-{i}") for i in range(40)]
+    broken = [sent for sent in streams if sent.row == 0]
+    assert len(broken) == 20
+    for sent in broken:
+        bench.dispatcher.failed(sent, Cause.BROKEN, 5.0)
+    for sent in streams:
+        if sent.row == 1:
+            bench.dispatcher.cancelled(sent, 5.0)
+    rows = {bench.send(5.0 + FIRST_REST_S + 0.1, request_id=f"s-{i}").row for i in range(4)}
+    assert 0 in rows
+
+
+def test_replicas_that_are_full_do_not_attract_the_traffic() -> None:
+    bench = Bench("A100", "A100", "A100", "A100", max_attempts=2)
+    relayed = 0
+    for index in range(200):
+        now_s = 0.01 * index
+        sent = bench.send(now_s, request_id=f"r-{index}")
+        while sent.row != 3:
+            actions = bench.dispatcher.failed(sent, Cause.OVERLOADED, now_s)
+            if not actions:
+                bench.finish(sent, now_s, status=503, output_tokens=None)
+                relayed += 1
+                break
+            sent = only_send(actions)
+    assert relayed < 20
+
+
+@pytest.mark.parametrize(
+    "odd", [{"output_tokens": 0}, {"cached_tokens": 10**9}, {"prompt_tokens": 0, "cached_tokens": 0}]
+)
+@pytest.mark.parametrize("exact", [True, False])
+def test_odd_usage_never_costs_the_booking(odd: dict[str, int], exact: bool) -> None:
+    bench = Bench("A100")
+    sent = bench.send(0.0, prompt_exact=exact)
+    bench.dispatcher.first_token(sent, 0.5)
+    bench.finish(sent, 1.0, **odd)
+    assert nothing_is_left(bench)
+    assert np.isfinite(bench.view.coefficients).all()
+
+
+def test_promises_taken_back_leave_those_of_others() -> None:
+    """Two fetches of equal size; the first is cancelled when half of it has crossed: that half stays crossed."""
+    bench = Bench("A100", "A100", where=held([0, 0], 512), network_bytes_per_s=1e9)
+    link = bench.dispatcher._estimator.stages[0][0]
+    first = bench.send(0.0, request_id="a", prompt_tokens=8448)
+    size_s = link.free_at_s
+    bench.send(0.0, request_id="b", prompt_tokens=8448)
+    assert link.free_at_s == pytest.approx(2 * size_s)
+    bench.dispatcher.cancelled(first, size_s / 2)
+    assert link.free_at_s == pytest.approx(1.5 * size_s)
+
+
+def test_aliases_and_adapters_of_one_model_share_its_traffic() -> None:
+    bench = Bench("A100")
+    bench.dispatcher.replica_up(0, frozenset({MODEL, "alias", "lora"}))
+    for index in range(150):
+        name = (MODEL, "alias", "lora")[index % 3]
+        sent = bench.send(0.1 * index, request_id=f"r-{index}", model=name, base_model=MODEL)
+        bench.finish(sent, 0.1 * index)
+    assert bench.receipts[-1].arrival_rps == pytest.approx(10.0, rel=0.15)
+
+
 def test_the_only_replica_is_used_even_while_it_rests() -> None:
     bench = Bench("A100")
     only_refusal(bench.dispatcher.failed(bench.send(0.0), Cause.CONNECT, 0.0))

@@ -99,9 +99,67 @@ def test_the_guess_follows_what_engines_report() -> None:
     assert guess.prompt_tokens == pytest.approx(1000, rel=0.05)
 
 
+@pytest.mark.parametrize(("characters", "tokens"), [(4_000_000, 1), (1, 4_000_000)])
+def test_one_odd_answer_moves_the_guess_little(characters: int, tokens: int) -> None:
+    learned = CharactersPerToken()
+    learned.observe(characters, tokens)
+    assert 3.0 < learned.mean < 6.0
+
+
+def test_a_prompt_that_is_more_than_text_teaches_nothing_about_text() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:..."}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "x" * 400}, image]}]
+    assert facts({"model": "m", "messages": messages}, FakeHead("/v1/chat/completions")).prompt_characters == 0
+    messages[0]["content"] = "x" * 400
+    assert facts({"model": "m", "messages": messages}, FakeHead("/v1/chat/completions")).prompt_characters == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [[7] * 8000, [9] * 8000]}),
+        ("/v1/responses", {"instructions": "x" * 64_000, "input": ""}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "x" * 64_000}}]}]},
+        ),
+    ],
+)
+def test_no_part_of_a_prompt_counts_as_nothing(path: str, body: dict[str, Any]) -> None:
+    assert facts({"model": "m", **body}, FakeHead(path)).prompt_tokens == pytest.approx(16_000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "messages", [b"[" * 400 + b"]" * 400, b'[{"content":"\\ud83d"}]', b'[{"type":[1],"content":{"text":3}}]']
+)
+def test_odd_messages_are_still_placed(messages: bytes) -> None:
+    body = b'{"model":"m","messages":' + messages + b"}"
+    assert facts(body, FakeHead("/v1/chat/completions")).prompt_tokens >= 0
+
+
+def test_a_body_only_pythons_reader_takes_is_read_like_any_other() -> None:
+    body = (
+        rb'{"model":"m1","top_p":1E-1,"seed":12345678901234567890,"x":"a\/b\ud83d","rid":"r-1","cache_salt":"s",'
+        rb'"prompt":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17],"stream":true,"max_tokens":9}'
+    )
+    read_facts = facts(body)
+    assert (read_facts.model, read_facts.prompt_tokens, len(read_facts.chain)) == ("m1", 17, 1)
+    assert (read_facts.streams, read_facts.max_tokens) == (True, 9)
+    salted = facts({"model": "m1", "cache_salt": "s", "prompt": list(range(1, 18))})
+    assert read_facts.chain == salted.chain
+
+
+def test_a_replica_that_lists_other_names_than_before_no_longer_has_the_old_ones() -> None:
+    names = ModelNames()
+    names.listed(0, ["old"], {})
+    names.listed(0, ["new"], {})
+    assert names.resolve("") == ("new", "")
+    assert names.resolve("old") == ("old", "")
+
+
 def test_an_alias_shares_the_cache_of_its_model_and_an_adapter_has_its_own() -> None:
     names = ModelNames()
-    names.listed(["base", "alias", "lora"], {"lora": "base"})
+    names.listed(0, ["base", "alias", "lora"], {"lora": "base"})
     reader = PromptReader(16, names)
 
     def root_blocks(model: str | None) -> list[int]:

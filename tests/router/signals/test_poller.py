@@ -244,6 +244,20 @@ def test_a_broken_model_list_names_nothing(body: bytes) -> None:
     assert model_names(body) == ((), {})
 
 
+async def test_parents_of_adapters_can_be_looked_up_when_a_replica_is_reported_up() -> None:
+    seen: list[dict[str, str]] = []
+    async with Engine().serving() as url, aiohttp.ClientSession() as session:
+        poller = LoadPoller(
+            session,
+            on_load=lambda *_: None,
+            on_up=lambda row, models: seen.append(dict(poller.endpoints[url].parents)),
+            on_down=lambda *_: None,
+        )
+        poller.watch(0, url)
+        await poller.poll_once(poller.endpoints[url])
+    assert seen == [{"ad-1": "m1"}]
+
+
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         LoadPoller(None, on_load=print, on_up=print, on_down=print, period_s=0.0)  # type: ignore[arg-type]
