@@ -250,6 +250,19 @@ def test_plain_worker_urls_find_model_blocks_and_events_by_themselves(running: A
         assert get_json(f"{addresses['admin']}/fleet")["block_tokens"] == 16
 
 
+class BackgroundServer:
+    """A server of the standard library, answering from a thread until closed."""
+
+    def __init__(self, server: ThreadingHTTPServer) -> None:
+        self._server = server
+        self._thread = threading.Thread(target=server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+
+
 def test_an_overloaded_replica_without_a_stand_in_is_relayed_and_leaves_nothing_behind(folder: Path) -> None:
     """The replica's own 503 with its Retry-After reaches the client, its booking ends, and a receipt is written."""
 
@@ -271,9 +284,7 @@ def test_an_overloaded_replica_without_a_stand_in_is_relayed_and_leaves_nothing_
         def log_message(self, format: str, *args: object) -> None:
             """Quiet."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy:
-        thread = threading.Thread(target=busy.serve_forever)
-        thread.start()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy, closing(BackgroundServer(busy)):
         file = folder / "receipts-busy.jsonl"
         process, log = serving(
             folder, "busy", "--worker-urls", f"http://127.0.0.1:{busy.server_port}", "--receipts", str(file)
@@ -290,8 +301,6 @@ def test_an_overloaded_replica_without_a_stand_in_is_relayed_and_leaves_nothing_
             status, _, _ = post(addresses["traffic"], b"{broken")
             assert status == 400
             assert 'tfirst_rejected_requests_total{status="400"} 1.0' in get_text(f"{addresses['admin']}/metrics")
-        busy.shutdown()
-        thread.join()
 
 
 def test_with_no_replica_up_requests_get_a_503_at_once_and_readiness_says_so(folder: Path) -> None:
