@@ -73,7 +73,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     card : name of a card; None where it is not known
     url : http(s)://host:port; events, replay : addresses of its event publisher and of that one's replay
-    model, role, ranks, start_s : read by the simulator; passed over here
+    model, role, ranks, start_s, slow : read by the simulator; passed over here
     """
 
     name: str
@@ -85,6 +85,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     role: Literal["both", "prefill", "decode"] = "both"
     ranks: Count = 1
     start_s: NotNegative = 0.0
+    slow: Positive = 1.0
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

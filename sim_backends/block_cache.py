@@ -9,7 +9,7 @@ Source    vLLM, vllm/v1/core/block_pool.py and kv_cache_utils.py (FreeKVCacheBlo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sim_backends.cache_events import CacheEvent, Cleared, Removed
 
@@ -17,10 +17,17 @@ from sim_backends.cache_events import CacheEvent, Cleared, Removed
 class BlockCache:
     """Blocks 0..size-1. `events` is appended to in the order things happen; None records nothing."""
 
-    def __init__(self, size: int, *, events: list[CacheEvent] | None = None) -> None:
-        """`size` >= 1 blocks."""
+    def __init__(
+        self,
+        size: int,
+        *,
+        events: list[CacheEvent] | None = None,
+        evicted: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`size` >= 1 blocks; `evicted` is told of each digest whose last copy is taken for something else."""
         self.size = size
         self._events = events
+        self._evicted = evicted
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(size))
         self._holders = [0] * size
         self._digest_of: list[bytes | None] = [None] * size
@@ -109,6 +116,8 @@ class BlockCache:
                 self._block_of[digest] = copies.pop(0)
             else:
                 del self._block_of[digest]
+                if self._evicted is not None:
+                    self._evicted(digest)
         else:
             assert copies is not None, "a second copy is listed"
             copies.remove(block)

@@ -1,4 +1,4 @@
-"""`tfirst sim`: play a fleet of simulated vLLM replicas until told to end."""
+"""`tfirst sim`: play a fleet of simulated vLLM or SGLang replicas until told to end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import uvloop
 
 from sim_backends import fleet as fleet_file
 from sim_backends.cluster import Cluster, ClusterSettings
+from sim_backends.faults import BadFault, Faults, faults_of_options
 from sim_backends.fleet import BadFleet, Fleet
+from sim_backends.generations import DEFAULT, GENERATIONS
 from sim_backends.publisher import PortTaken
 
 _DEFAULT_REPLICAS = 4
@@ -23,7 +25,7 @@ _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 
 _DESCRIPTION = """\
-Play a fleet of simulated vLLM replicas: real HTTP, real cache events, simulated GPUs.
+Play a fleet of simulated vLLM (or SGLang) replicas: real HTTP, real cache events, simulated GPUs.
 
 Each replica listens on its own port and behaves as a vLLM server with prefix caching: continuous batching,
 chunked prefill, a block cache of the card's size, cache events over ZMQ with replay, and one shared KV store
@@ -36,6 +38,9 @@ examples:
   tfirst sim --replicas 8 --cards H20         eight H20 on ports 8001 to 8008
   tfirst sim --speed 8 --write-fleet f.yaml   hardware eight times faster; f.yaml is what `tfirst serve` reads
   tfirst sim --fleet my-fleet.yaml --port 0   the replicas of a file, on ports the system gives
+  tfirst sim --events sglang-0.5.23           replicas that speak, publish and report as SGLang does
+  tfirst sim --fault a100-0:error_share=0.2 --fault a100-0:retry_after_s=1 --fault event_delay_s=0.5
+                                              a fifth of one replica's answers are 503; all events come late
 """
 
 
@@ -122,18 +127,45 @@ class SimCommand:
             metavar="FILE",
             help="once everything listens, write the fleet with all addresses filled in",
         )
+        where.add_argument(
+            "--events",
+            choices=list(GENERATIONS),
+            default=DEFAULT.name,
+            metavar="RELEASE",
+            help=f"engine and release the replicas speak as: {', '.join(GENERATIONS)} (default %(default)s)",
+        )
+        where.add_argument(
+            "--raw-hashes",
+            action="store_true",
+            help="block hashes as whole digests in bytes (vLLM's VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0)",
+        )
         where.add_argument("--no-events", action="store_true", help="without cache events over ZMQ")
         where.add_argument(
             "--no-prompt-tokens-details",
             action="store_true",
             help="leave cached_tokens out of usage, as a vLLM server does by default",
         )
+        wrong = parser.add_argument_group("what goes wrong")
+        wrong.add_argument(
+            "--fault",
+            action="append",
+            default=[],
+            metavar="[REPLICA:]NAME=VALUE",
+            help="a fault of one replica or of all, from the start; may be repeated, later ones win. Also on each "
+            f"replica's /sim/faults. Names: {', '.join(Faults.__struct_fields__)}",
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Play until SIGINT or SIGTERM. 0 after a clean end, 1 if it cannot start, 2 for a bad fleet or options."""
         try:
             fleet = _fleet_of(args)
-        except (BadFleet, _UsageError) as exc:
+            faults = faults_of_options(args.fault, [replica.name for replica in fleet.replicas])
+            generation = GENERATIONS[args.events]
+            if generation.is_sglang and any(replica.ranks > 1 for replica in fleet.replicas):
+                raise _UsageError(f"--events {generation.name} plays one rank behind each URL; the fleet has more")
+            if args.raw_hashes and not generation.can_send_raw_hashes:
+                raise _UsageError(f"--raw-hashes does not go with --events {generation.name}, which has numbers only")
+        except (BadFleet, BadFault, _UsageError) as exc:
             return _say(str(exc), _EXIT_USAGE)
         settings = ClusterSettings(
             host=args.host,
@@ -142,6 +174,9 @@ class SimCommand:
             use_store=not args.no_store,
             use_events=not args.no_events,
             prompt_tokens_details=not args.no_prompt_tokens_details,
+            generation=generation,
+            raw_hashes=args.raw_hashes,
+            faults=faults,
         )
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

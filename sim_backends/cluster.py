@@ -1,4 +1,4 @@
-"""All simulated replicas of one process: their world, faces and publishers, started and stopped together."""
+"""All simulated replicas of one process: their world, faces and event streams, started and stopped together."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ import asyncio
 import errno
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from urllib.parse import urlsplit
 
 import msgspec
 import zmq.asyncio
 from aiohttp import web
 
-from sim_backends import event_wire
+from sim_backends import event_wire, generations
 from sim_backends import fleet as fleet_file
 from sim_backends.driver import Driver
+from sim_backends.event_stream import EventStream
+from sim_backends.event_wire import EventEncoder, VllmEncoder
+from sim_backends.faults import NONE, FaultPlan, Faults, re_rate
 from sim_backends.fleet import Fleet
+from sim_backends.generations import Generation
 from sim_backends.openai_face import Face, FaceSettings
 from sim_backends.publisher import PortTaken, Publisher, ReplayingPublisher
+from sim_backends.rank_publishers import open_all
+from sim_backends.sglang_wire import SglangEncoder
+from sim_backends.sim_face import SimFace
 from sim_backends.world import World, build
 
 _SHUTDOWN_S = 0.1  # requests under way get nothing more once the driver is closed: no use in waiting for them
@@ -30,6 +40,9 @@ class ClusterSettings:
 
     port : of the first replica, the next ones count up; 0 lets the system choose each
     seed : of all streams of chance; None takes the fleet file's
+    generation : which engine and release the replicas speak as
+    raw_hashes : events carry whole digests as bytes, where the generation can
+    faults : by replica name, from the start; absent is none
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +51,9 @@ class ClusterSettings:
     use_store: bool = True
     use_events: bool = True
     prompt_tokens_details: bool = True
+    generation: Generation = generations.DEFAULT
+    raw_hashes: bool = False
+    faults: Mapping[str, Faults] = field(default_factory=dict)
 
 
 class Cluster:
@@ -47,16 +63,34 @@ class Cluster:
         self._settings = settings
         self.fleet = fleet  # with the real addresses after `start`
         self.world: World = build(
-            fleet, seed=settings.seed, use_store=settings.use_store, record_events=settings.use_events
+            fleet,
+            seed=settings.seed,
+            use_store=settings.use_store,
+            record_events=settings.use_events,
+            started_s=time.monotonic(),
         )
         self._unix_offset_s = time.time() - time.monotonic()
         self._context: zmq.asyncio.Context | None = None
         self._driver: Driver | None = None
-        self._publishers: list[ReplayingPublisher] = []
+        extra = fleet.engine or fleet_file.Engine()
+        seed = extra.seed if settings.seed is None else settings.seed
+        self._plans = [
+            FaultPlan(settings.faults.get(replica.name, NONE), seed=seed, replica=replica.name)
+            for replica in fleet.replicas
+        ]
+        self._link_rates = {link: link.rate_bytes_per_s for link in self.world.links}  # without faults
+        self._streams: list[EventStream] = []  # by row of the world
+        self._faces: list[Face] = []
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._one_restart = asyncio.Lock()
         self._store_publisher: Publisher | None = None
-        self._master = event_wire.MasterEncoder(
-            model=fleet.model.name, block_tokens=fleet.block_tokens, backend_id="sim-store"
-        )
+        numbers = count(1)
+        self._masters = {
+            model: event_wire.MasterEncoder(
+                model=model, block_tokens=fleet.block_tokens, backend_id="sim-store", numbers=numbers
+            )
+            for model in self.world.stores
+        }
         self._runners: list[web.AppRunner] = []
 
     async def start(self) -> None:
@@ -77,24 +111,58 @@ class Cluster:
         """End requests under way, close all sockets."""
         if self._driver is not None:
             self._driver.close()
+        for task in self._restarts:
+            task.cancel()
+        await asyncio.gather(*self._restarts, return_exceptions=True)
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
-        await asyncio.gather(*(publisher.close() for publisher in self._publishers))
+        await asyncio.gather(*(stream.close() for stream in self._streams))
         if self._store_publisher is not None:
             self._store_publisher.close()
         if self._context is not None:
             self._context.term()
-        self._runners, self._publishers, self._store_publisher, self._context = [], [], None, None
+        self._runners, self._streams, self._store_publisher, self._context = [], [], None, None
+
+    async def restart(self, index: int, *, spared: asyncio.BaseTransport | None = None, down_s: float = 0.0) -> None:
+        """Make one replica a new process on the same addresses: empty, counting from 0, all connections dropped.
+
+        index : of the replica in the fleet file
+        spared : the one connection that stays. A restart goes on when it is cancelled with its caller
+        down_s : from its end to its answering again, >= 0
+        """
+        task = asyncio.create_task(self._restart(index, spared, down_s))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+        await asyncio.shield(task)
+
+    async def _restart(self, index: int, spared: asyncio.BaseTransport | None, down_s: float) -> None:
+        async with self._one_restart:
+            await self._become_new(index, spared, down_s)
+
+    async def _become_new(self, index: int, spared: asyncio.BaseTransport | None, down_s: float) -> None:
+        assert self._driver is not None, "started"
+        self._faces[index].restarted()
+        server = self._runners[index].server
+        for connection in server.connections if server is not None else ():
+            if connection.transport is not None and connection.transport is not spared:
+                connection.transport.abort()
+        for row in self.world.rows[index]:
+            self._driver.change(partial(self.world.crash, row, back_after_s=down_s))
+            self.world.engines[row].take_event_batches()
+        if self._streams:
+            now_s = self._driver.clock()
+            await asyncio.gather(*(self._streams[row].restart(now_s) for row in self.world.rows[index]))
 
     async def _start(self) -> None:
         self._driver = Driver(self.world, after_wake=self._publish)
+        self._rate_links()
         if self._settings.use_events:
-            self._open_publishers()
+            await self._open_publishers(self._driver.clock())
         rows = []
-        for row, replica in enumerate(self.fleet.replicas):
-            url = await self._open_face(row)
+        for index, replica in enumerate(self.fleet.replicas):
+            url = await self._open_face(index)
             more: dict[str, str] = {"url": url}
-            if self._publishers:
-                publisher = self._publishers[row]
+            if self._streams:
+                publisher = self._streams[self.world.rows[index][0]].publisher
                 more |= {"events": publisher.address, "replay": publisher.replay_address}
             rows.append(msgspec.structs.replace(replica, **more))
         store = self.fleet.store
@@ -102,64 +170,114 @@ class Cluster:
             store = msgspec.structs.replace(store, events=self._store_publisher.address)
         self.fleet = msgspec.structs.replace(self.fleet, replicas=rows, store=store)
 
-    def _open_publishers(self) -> None:
+    def _rate_links(self) -> None:
+        """Links as slow as the faults want them: the one to the store, and those into the replicas."""
+        if self._driver is None:
+            return
+        factors = {self.world.network: min(plan.faults.store_link_factor for plan in self._plans)}
+        for rows, plan in zip(self.world.rows, self._plans, strict=True):
+            factors |= {self.world.hosts[row]: plan.faults.host_link_factor for row in rows}
+        for link, factor in factors.items():
+            if link is not None and link.rate_bytes_per_s != self._link_rates[link] * factor:
+                self._driver.change(partial(re_rate, link, self._link_rates[link] * factor))
+
+    async def _open_publishers(self, now_s: float) -> None:
         self._context = context = zmq.asyncio.Context()
         free = f"tcp://{self._settings.host}:*"
-        for replica in self.fleet.replicas:
-            publisher = ReplayingPublisher(
-                context, address=replica.events or free, replay_address=replica.replay or free
+        generation = self._settings.generation
+
+        def open_one(address: str, replay_address: str) -> ReplayingPublisher:
+            return ReplayingPublisher(
+                context, address=address, replay_address=replay_address, topic_in_replay=generation.topic_in_replay
             )
-            self._publishers.append(publisher)
-            publisher.start()
-        if self.world.store is not None and self.fleet.store is not None:
+
+        for replica, plan in zip(self.fleet.replicas, self._plans, strict=True):
+            publishers = await open_all(
+                open_one, events=replica.events or free, replay=replica.replay or free, ranks=replica.ranks
+            )
+            for rank, publisher in enumerate(publishers):
+                stream = EventStream(
+                    publisher,
+                    plan,
+                    new_encoder=partial(self._new_encoder, rank),
+                    unix_offset_s=self._unix_offset_s,
+                    announces_start=generation.is_sglang,
+                )
+                self._streams.append(stream)
+                stream.start(now_s)
+        if self.world.stores and self.fleet.store is not None:
             self._store_publisher = Publisher(context, address=self.fleet.store.events or free, first_seq=1)
 
-    async def _open_face(self, row: int) -> str:
+    def _new_encoder(self, rank: int) -> EventEncoder:
+        generation, size = self._settings.generation, self.fleet.block_tokens
+        if generation.is_sglang:
+            return SglangEncoder(generation.version, block_tokens=size, rank=rank)
+        return VllmEncoder(generation.version, block_tokens=size, raw_hashes=self._settings.raw_hashes, rank=rank)
+
+    async def _open_face(self, index: int) -> str:
         extra = self.fleet.engine or fleet_file.Engine()
+        replica, rows = self.fleet.replicas[index], self.world.rows[index]
+        model = self.fleet.model_of(replica)
         assert self._driver is not None, "the driver is there before the faces"
         face = Face(
             FaceSettings(
-                row=row,
-                model=self.fleet.model.name,
-                vocab=self.fleet.model.vocab,
+                row=rows[0],
+                model=model.name,
+                vocab=model.vocab,
                 prompt_tokens_details=self._settings.prompt_tokens_details,
                 memory_share=extra.memory_share,
+                generation=self._settings.generation,
+                ranks=len(rows),
             ),
             self._driver,
-            self._publishers[row] if self._publishers else None,
+            self._plans[index],
+            [self._streams[row].publisher for row in rows] if self._streams else [],
         )
-        runner = web.AppRunner(
-            face.application(), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
-        )
+        self._faces.append(face)
+        app = face.application()
+        SimFace(
+            replica.name,
+            self._plans[index],
+            restart=lambda spared, down_s: self.restart(index, spared=spared, down_s=down_s),
+            drain=lambda on: self._drain(index, on=on),
+            changed=self._rate_links,
+        ).add_to(app)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         self._runners.append(runner)
-        host, port = self._wanted_address(row)
+        host, port = self._wanted_address(index)
         listener = listen(host, port)
         await web.SockSite(runner, listener).start()
         return f"http://{host}:{listener.getsockname()[1]}"
 
-    def _wanted_address(self, row: int) -> tuple[str, int]:
-        url = self.fleet.replicas[row].url
+    def _drain(self, index: int, *, on: bool) -> None:
+        """Have a replica take nothing new, or take requests again."""
+        assert self._driver is not None, "started"
+        for row in self.world.rows[index]:
+            self._driver.change(partial(self.world.drain if on else self.world.resume, row))
+
+    def _wanted_address(self, index: int) -> tuple[str, int]:
+        url = self.fleet.replicas[index].url
         if url is not None:
             parts = urlsplit(url)
             assert parts.hostname is not None, "checked when the fleet was read"
             assert parts.port is not None, "checked when the fleet was read"
             return parts.hostname, parts.port
         base = self._settings.port
-        return self._settings.host, base + row if base else 0
+        return self._settings.host, base + index if base else 0
 
     def _publish(self) -> None:
         """Send what the last advance made known. Times are those of the steps, not of this call."""
-        if not self._publishers:
+        if not self._streams:
             return
-        size, offset_s = self.fleet.block_tokens, self._unix_offset_s
-        for engine, publisher in zip(self.world.engines, self._publishers, strict=True):
-            for batch in engine.take_event_batches():
-                publisher.publish(
-                    event_wire.encode_batch(batch.events, unix_s=batch.at_s + offset_s, block_tokens=size)
-                )
-        if self.world.store is not None and self._store_publisher is not None:
-            for payload in self._master.messages(self.world.store.take_changes(), unix_offset_s=offset_s):
+        for engine, stream in zip(self.world.engines, self._streams, strict=True):
+            batches = engine.take_event_batches()
+            if batches:
+                stream.publish(batches)
+        if self._store_publisher is None:
+            return
+        for model, store in self.world.stores.items():
+            for payload in self._masters[model].messages(store.take_changes(), unix_offset_s=self._unix_offset_s):
                 self._store_publisher.publish(payload)
 
 

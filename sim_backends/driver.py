@@ -48,9 +48,10 @@ class Driver:
         self._timer_due_s = 0.0
         self._closed = False
         self.broken: asyncio.Future[None] = self._loop.create_future()  # ends with what went wrong, if anything does
+        self._arm()
 
     def submit(self, row: int, request: EngineRequest, waiter: Waiter) -> None:
-        """Start a request; its outputs go to `waiter`. Raises requests.RequestRefused."""
+        """Start a request; its outputs go to `waiter`. Raises requests.RequestRefused, lifecycle.NotServing."""
         self.world.submit(row, request, self.clock())
         self._waiters[request.request_id] = waiter
         self._arm()
@@ -60,6 +61,14 @@ class Driver:
         if self._waiters.pop(request_id, None) is not None:
             self.world.abort(row, request_id, self.clock())
             self._arm()
+
+    def change(self, what: Callable[[float], None]) -> None:
+        """Change something in the world between two moments; `what` is told the time. All that is due comes first."""
+        now_s = self.clock()
+        self._hand_out(self.world.advance(now_s))
+        what(now_s)
+        self._after_wake()
+        self._arm()
 
     def close(self) -> None:
         """Stop waking. Waiters get nothing more."""

@@ -17,12 +17,14 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
+from sim_backends.disciplines import DISCIPLINES
+
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
-DISCIPLINES = ("overlapped", "serial", "layerwise")
+ROLES = ("both", "prefill", "decode")
 DEFAULT_FLEET = Path(__file__).with_name("default_fleet.yaml")
 
 
@@ -69,12 +71,14 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
 
 
-class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One entry of `cards`, at speed 1."""
+class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One entry of `cards`, at speed 1. The two shares are the router's start values; service times have their own."""
 
     peak_tflops: Positive
     memory_gb_s: Positive
     memory_gib: Positive
+    compute_share: Share | None = None
+    memory_share: Share | None = None
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,11 +89,17 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Section `fetch`: what a replica does about blocks that the store has and its own memory lacks."""
+    """Section `fetch`: what a replica does about blocks that its GPU memory lacks.
+
+    by : `engine` looks the store up for every request, `directed` reads store and peers only when a request says so
+    discipline : one of disciplines.DISCIPLINES
+    """
 
     by: str = "engine"
     discipline: str = "overlapped"
     minimum_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512
+    limit_ms: NotNegative = 100.0  # patience of time_limited at a request's turn; 0 is best_effort
+    prefetch_gib: Positive | None = None  # room for fetches under way on one replica; None has no limit
 
 
 class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -101,14 +111,46 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     events: str | None = None
 
 
+class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One tier of every rank: its size, and the link that its reads pass. Each rank has such a link of its own."""
+
+    capacity_gib: Positive
+    link: str
+
+
+class Tiers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Section `tiers`: where blocks go that HBM gives up. Reads from the disk pass the host's link too."""
+
+    host: Tier
+    disk: Tier | None = None
+
+
+class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `peers`: the link that leaves each rank, which its readers and its hand-offs share."""
+
+    link: str
+
+
 class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One entry of `replicas`. Addresses that are given are used; absent ones are chosen at start-up."""
+    """One entry of `replicas`. Addresses that are given are used; absent ones are chosen at start-up.
+
+    model : a key of `models`; None serves `model`
+    role : one of ROLES
+    ranks : data-parallel engines behind the one URL, each on a card of its own; publishers of rank r listen r ports up
+    start_s : at speed 1, from the start until it answers
+    slow : times slower than its card, 1 for a healthy one
+    """
 
     name: str
     card: str
     url: str | None = None
     events: str | None = None
     replay: str | None = None
+    model: str | None = None
+    role: str = "both"
+    ranks: Count = 1
+    start_s: NotNegative = 0.0
+    slow: Positive = 1.0
 
 
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -120,6 +162,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_model_len: Count = 131072  # lowered to what the card's memory can hold
     seed: int = 0
     jitter: NotNegative = 0.03  # sigma of the log-normal factor on each step; 0 makes steps exact
+    straggler_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # of steps that take straggler_factor longer
+    straggler_factor: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     median_output_tokens: Positive = 200.0  # of the draw for requests that do not say how long they run
     sigma_output_tokens: NotNegative = 0.8  # of the same draw, on the log
 
@@ -136,12 +180,20 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     fetch: Fetch | None = None
     store: Store | None = None
     engine: Engine | None = None
+    tiers: Tiers | None = None
+    peers: Peers | None = None
+    models: dict[str, Model] | None = None
 
-    def kv_blocks(self, card_name: str) -> int:
-        """Blocks that fit beside the weights in the share of a card's memory that the engine may use."""
+    def model_of(self, replica: Replica) -> Model:
+        """The shape of what `replica` serves."""
+        return self.model if replica.model is None else (self.models or {})[replica.model]
+
+    def kv_blocks(self, card_name: str, model: Model | None = None) -> int:
+        """Blocks of `model` (None: section `model`) that fit beside its weights in what an engine may use of a card."""
+        use = model or self.model
         engine = self.engine or Engine()
-        free = self.cards[card_name].memory_gib * 2**30 * engine.memory_share - self.model.weight_bytes
-        return int(free // (self.model.kv_bytes_per_token * self.block_tokens))
+        free = self.cards[card_name].memory_gib * 2**30 * engine.memory_share - use.weight_bytes
+        return int(free // (use.kv_bytes_per_token * self.block_tokens))
 
 
 def read(path: Path) -> Fleet:
@@ -170,12 +222,26 @@ def check(fleet: Fleet, *, source: str) -> None:
     """What types cannot say: names that must exist, words from closed sets. Raises BadFleet."""
     _check_replicas(fleet, source)
     _check_fetch(fleet, source)
-    store = fleet.store
+    for key, link in _links_named(fleet):
+        if link not in fleet.links:
+            raise BadFleet(source, f"{key} names {link!r}, which is not under links")
+    if fleet.store is not None:
+        _address(fleet.store.events, source, "store.events", scheme="tcp")
+
+
+def _links_named(fleet: Fleet) -> list[tuple[str, str]]:
+    """Keys that name a link, with the name."""
+    store, tiers, peers = fleet.store, fleet.tiers, fleet.peers
+    named: list[tuple[str, str]] = []
     if store is not None:
-        for key, link in (("network", store.network), ("host", store.host)):
-            if link not in fleet.links:
-                raise BadFleet(source, f"store.{key} names {link!r}, which is not under links")
-        _address(store.events, source, "store.events", scheme="tcp")
+        named += [("store.network", store.network), ("store.host", store.host)]
+    if tiers is not None:
+        named.append(("tiers.host.link", tiers.host.link))
+        if tiers.disk is not None:
+            named.append(("tiers.disk.link", tiers.disk.link))
+    if peers is not None:
+        named.append(("peers.link", peers.link))
+    return named
 
 
 def _check_replicas(fleet: Fleet, source: str) -> None:
@@ -187,20 +253,40 @@ def _check_replicas(fleet: Fleet, source: str) -> None:
         seen.add(replica.name)
         if replica.card not in fleet.cards:
             raise BadFleet(source, f"{key}.card names {replica.card!r}, which is not under cards")
-        if fleet.kv_blocks(replica.card) < 1:
+        if replica.model is not None and replica.model not in (fleet.models or {}):
+            raise BadFleet(source, f"{key}.model names {replica.model!r}, which is not under models")
+        if fleet.kv_blocks(replica.card, fleet.model_of(replica)) < 1:
             raise BadFleet(source, f"cards.{replica.card}.memory_gib leaves no room for KV beside the weights")
+        _check_role(fleet, replica, source, key)
         _address(replica.url, source, f"{key}.url", scheme="http")
         _address(replica.events, source, f"{key}.events", scheme="tcp")
         _address(replica.replay, source, f"{key}.replay", scheme="tcp")
+        _check_rank_ports(replica, source, key)
+
+
+def _check_role(fleet: Fleet, replica: Replica, source: str, key: str) -> None:
+    if replica.role not in ROLES:
+        raise BadFleet(source, f"{key}.role is {replica.role!r}; roles are {', '.join(ROLES)}")
+    if replica.role != "both" and fleet.peers is None:
+        raise BadFleet(source, f"{key}.role is {replica.role!r}, but there is no peers.link for hand-offs")
+
+
+def _check_rank_ports(replica: Replica, source: str, key: str) -> None:
+    """Ranks count ports up from both bases, which must not meet."""
+    if replica.events is None or replica.replay is None:
+        return
+    events, replay = urlsplit(replica.events), urlsplit(replica.replay)
+    assert events.port is not None, "checked as an address"
+    assert replay.port is not None, "checked as an address"
+    if events.hostname == replay.hostname and abs(events.port - replay.port) < replica.ranks:
+        raise BadFleet(source, f"{key}.events and {key}.replay are closer than its {replica.ranks} ranks")
 
 
 def _check_fetch(fleet: Fleet, source: str) -> None:
     if fleet.fetch is None:
         return
-    if fleet.fetch.by != "engine":
-        raise BadFleet(
-            source, f"fetch.by is {fleet.fetch.by!r}; simulated engines look the store up themselves ('engine')"
-        )
+    if fleet.fetch.by not in ("engine", "directed"):
+        raise BadFleet(source, f"fetch.by is {fleet.fetch.by!r}; it is 'engine' or 'directed'")
     if fleet.fetch.discipline not in DISCIPLINES:
         known = ", ".join(DISCIPLINES)
         raise BadFleet(source, f"fetch.discipline is {fleet.fetch.discipline!r}; this simulator plays {known}")

@@ -10,19 +10,26 @@ Blind to  sampling parameters, stop strings, content
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import count
 from math import exp
 
+from sim_backends import content
 from sim_backends.block_hash import BlockHasher
+from sim_backends.content import FIRST_FRESH_ID, Content, IdContent, TokenContent
 from sim_backends.requests import EngineRequest, EngineSettings, LiveRequest, RequestRefused
 
 
 class Intake:
     """Owns an engine's streams of chance for requests, one for each purpose, and its count of arrivals."""
 
-    def __init__(self, settings: EngineSettings, hasher: BlockHasher) -> None:
+    def __init__(
+        self, settings: EngineSettings, hasher: BlockHasher, *, fresh_ids: Iterator[int] | None = None
+    ) -> None:
+        """`fresh_ids` are for generated blocks of requests made of block ids; None makes the engine's own."""
         self._settings = settings
         self._hasher = hasher
+        self._fresh_ids = fresh_ids or content.fresh_ids()
         self.max_model_len = min(settings.max_model_len, settings.kv_blocks * settings.block_tokens)
         self._lengths = random.Random(f"{settings.seed}/{settings.name}/output_tokens")
         self._token_ids = random.Random(f"{settings.seed}/{settings.name}/token_ids")
@@ -33,31 +40,51 @@ class Intake:
         self._check(request)
         wanted = request.output_tokens or self._draw_length()
         planned = request.max_tokens if request.ignore_eos else min(wanted, request.max_tokens)
+        holds = self._content(request)
         return LiveRequest(
             request_id=request.request_id,
-            tokens=list(request.prompt),
-            prompt_tokens=len(request.prompt),
+            content=holds,
+            digests=holds.digests,
+            prompt_tokens=request.prompt_tokens,
+            known=request.prompt_tokens,
             planned=planned,
             finish_reason="length" if planned == request.max_tokens else "stop",
             arrival_s=now_s,
             rank=next(self._arrivals),
-            digests=self._hasher.chain(request.prompt, salt=request.cache_salt),
             salt=request.cache_salt,
-            token_base=self._token_ids.randrange(self._settings.vocab),
+            directive=request.directive,
+            given_tokens=request.given_tokens,
         )
 
+    def _content(self, request: EngineRequest) -> Content:
+        size, vocab, salt = self._settings.block_tokens, self._settings.vocab, request.cache_salt
+        base = self._token_ids.randrange(vocab)
+        if request.block_ids is not None:
+            ids = request.block_ids[: request.prompt_tokens // size]
+            return IdContent(ids, salt=salt, fresh_ids=self._fresh_ids, vocab=vocab, base=base)
+        assert request.prompt is not None, "a request has one of prompt and block_ids"
+        return TokenContent(self._hasher, request.prompt, salt=salt, block_tokens=size, vocab=vocab, base=base)
+
     def _check(self, request: EngineRequest) -> None:
-        prompt, limit, vocab = request.prompt, self.max_model_len, self._settings.vocab
-        if not prompt:
+        limit, length = self.max_model_len, request.prompt_tokens
+        if length < 1:
             raise RequestRefused("The prompt must contain at least one token.")
-        if len(prompt) + request.max_tokens > limit:
+        if length + request.max_tokens > limit:
             raise RequestRefused(
                 f"This model's maximum context length is {limit} tokens. However, you requested "
-                f"{request.max_tokens} output tokens and your prompt contains {len(prompt)} input tokens. "
+                f"{request.max_tokens} output tokens and your prompt contains {length} input tokens. "
                 "Please reduce the length of the input prompt or the number of requested output tokens."
             )
-        if max(prompt) >= vocab or min(prompt) < 0:
-            raise RequestRefused(f"Token ids must be in 0..{vocab - 1}.")
+        self._check_ids(request)
+
+    def _check_ids(self, request: EngineRequest) -> None:
+        ids, last, what = request.prompt, self._settings.vocab - 1, "Token ids"
+        if ids is None:
+            ids, last, what = request.block_ids or [], FIRST_FRESH_ID - 1, "Block ids"
+            if len(ids) < request.prompt_tokens // self._settings.block_tokens:
+                raise RequestRefused("There must be a block id for each full block of the prompt.")
+        if ids and (max(ids) > last or min(ids) < 0):
+            raise RequestRefused(f"{what} must be in 0..{last}.")
 
     def _draw_length(self) -> int:
         settings = self._settings

@@ -1,8 +1,7 @@
-"""The HTTP face of one simulated replica: what a vLLM 0.33 server answers, on aiohttp.
+"""The HTTP face of one simulated replica: what a vLLM server answers on aiohttp, or an SGLang one.
 
-Token events are written to the transport as ready-made chunks, all that are due in one write: through
-`StreamResponse.write` each token would wake its handler's task first, which costs more than the engine.
-A slow reader's bytes wait in the transport, at most one answer's worth.
+Both share the routes that generate; the rest differs by engine and release. What is wrong on purpose is decided
+in `faults` and done here and in `answers`; `/sim/*` is in `sim_face`.
 """
 
 from __future__ import annotations
@@ -10,23 +9,31 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import msgspec
 from aiohttp import HttpVersion11, web
+from aiohttp.typedefs import Middleware
 
-from sim_backends import metrics_text, openai_wire, tokenizer
+from sim_backends import generations, metrics_text, openai_wire, rank_publishers, sglang_text, tokenizer
+from sim_backends.answers import Answer, BreakingStream, Stream, break_before_head, break_off, never, reset
 from sim_backends.driver import Driver
+from sim_backends.faults import Break, FaultPlan, Kind
+from sim_backends.generations import Generation
+from sim_backends.lifecycle import NotServing, State
+from sim_backends.metrics_text import About, Load
 from sim_backends.openai_wire import ApiError, ChatBody, CompletionBody, Shape, StreamText
-from sim_backends.publisher import HIGH_WATER_MARK, ReplayingPublisher
-from sim_backends.requests import EngineRequest, Output, RequestRefused
+from sim_backends.publisher import ReplayingPublisher
+from sim_backends.ranks import RANK_HEADER, BadRank, RankPicker, merged
+from sim_backends.requests import EngineRequest, RequestRefused
 
 MAX_BODY_BYTES = 64 * 2**20
-VERSION = "0.33.0"
 _JSON = "application/json"
+_FIRST_V1_LOADS = (0, 5, 9)
+_LAST_GET_LOAD = (0, 5, 20)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -34,9 +41,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class FaceSettings:
     """What one replica's face says of itself.
 
-    row : the replica's row in the world
+    row : the replica's row in the world, of its first rank; the others follow
+    ranks : data-parallel engines behind this face, >= 1
     prompt_tokens_details : whether usage tells cached tokens (vLLM: --enable-prompt-tokens-details)
     memory_share : reported as gpu_memory_utilization
+    generation : whose routes, errors and names it has
     """
 
     row: int
@@ -44,101 +53,71 @@ class FaceSettings:
     vocab: int
     prompt_tokens_details: bool = True
     memory_share: float = 0.9
-
-
-class _Answer:
-    """What is known of one answer so far."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.cached = 0
-        self.reason: str | None = None
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def take(self, output: Output) -> bool:
-        self.tokens += 1
-        self.cached = output.cached_tokens
-        self.reason = output.finish_reason
-        return self.reason is not None
-
-    def flush(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
-
-
-class _Stream(_Answer):
-    """An answer whose tokens go to `transport` as they come."""
-
-    def __init__(self, text: StreamText, transport: asyncio.WriteTransport, *, chunked: bool) -> None:
-        super().__init__()
-        self._text = text
-        self._transport = transport
-        self._chunked = chunked
-        self._token = _chunk(text.token) if chunked else text.token
-        self._waiting = 0
-        self._open = False
-        self._opening = text.opening
-
-    def open(self) -> None:
-        """The head is out: tokens may follow."""
-        self._open = True
-        if self.tokens:
-            self.flush()
-
-    def take(self, output: Output) -> bool:
-        super().take(output)
-        self._waiting += output.finish_reason is None
-        return True
-
-    def flush(self) -> None:
-        if not self._open:
-            return
-        parts = [self._framed(self._opening), self._token * self._waiting]
-        self._opening, self._waiting = b"", 0
-        if self.reason is not None:
-            parts.append(self._framed(self._text.last(self.reason)))
-        if not self._transport.is_closing():  # it closes some moments before the handler is cancelled
-            self._transport.write(b"".join(parts))
-        if self.reason is not None:
-            super().flush()
-
-    def _framed(self, data: bytes) -> bytes:
-        return _chunk(data) if self._chunked and data else data
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    generation: Generation = generations.DEFAULT
+    ranks: int = 1
 
 
 class Face:
-    """Routes of one replica over one row of a driver's world."""
+    """Routes of one replica over its ranks' rows in a driver's world. `publishers` by rank; none without events."""
 
-    def __init__(self, settings: FaceSettings, driver: Driver, publisher: ReplayingPublisher | None) -> None:
+    def __init__(
+        self, settings: FaceSettings, driver: Driver, plan: FaultPlan, publishers: Sequence[ReplayingPublisher] = ()
+    ) -> None:
         self._settings = settings
+        self._sglang = settings.generation.is_sglang
         self._driver = driver
-        self._engine = driver.world.engines[settings.row]
-        self._publisher = publisher
+        self._engines = driver.world.engines[settings.row : settings.row + settings.ranks]
+        self._engine = self._engines[0]  # limits are alike for all
+        self._picker = RankPicker(settings.ranks)
+        self._plan = plan
+        self._publishers = publishers
         self._numbers = count()
+        self._live: dict[str, int] = {}  # ids of requests in the engines, with their rows
         self._in_flight = 0
-        self._started = int(time.time())
+        self._about: About
+        self.restarted()
+
+    def restarted(self) -> None:
+        """Be a new process: what was under way is dropped unanswered, and the start time is now."""
+        for request_id, row in self._live.items():
+            self._driver.abort(row, request_id)
+        self._live.clear()
+        settings = self._settings
+        self._about = About(settings.model, settings.generation, time.time(), settings.memory_share)
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
-        for path, handler in (
-            ("/v1/models", self._models),
-            ("/health", self._alive),
-            ("/ping", self._alive),
-            ("/version", self._version),
-            ("/load", self._load),
-            ("/metrics", self._metrics),
-            ("/kv_event_sources", self._kv_event_sources),
-        ):
+        middlewares = [_errors(self._settings.generation), self._only_when_up]
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
+        for path, handler in self._posts().items():
+            app.router.add_post(path, handler)
+        for path, handler in self._gets().items():
             app.router.add_get(path, handler)
         return app
+
+    def _posts(self) -> dict[str, Handler]:
+        routes: dict[str, Handler] = {
+            "/v1/completions": self._completions,
+            "/v1/chat/completions": self._chat,
+            "/tokenize": self._tokenize,
+        }
+        if self._sglang:
+            return routes | {"/v1/tokenize": self._tokenize, "/flush_cache": self._reset_prefix_cache}
+        return routes | {"/reset_prefix_cache": self._reset_prefix_cache}
+
+    def _gets(self) -> dict[str, Handler]:
+        routes: dict[str, Handler] = {
+            "/v1/models": self._models,
+            "/health": self._alive,
+            "/metrics": self._metrics,
+        }
+        generation = self._settings.generation
+        if not self._sglang:
+            routes |= {"/ping": self._alive, "/version": self._version, "/load": self._server_load}
+            return routes | ({"/kv_event_sources": self._sources} if generation.tells_event_sources else {})
+        routes |= {"/server_info": self._server_info, "/get_server_info": self._server_info}
+        if generation.version >= _FIRST_V1_LOADS:
+            routes["/v1/loads"] = self._v1_loads
+        return routes | ({"/get_load": self._get_load} if generation.version <= _LAST_GET_LOAD else {})
 
     # Generation.
 
@@ -162,63 +141,122 @@ class Face:
     ) -> web.StreamResponse:
         if body.n is not None and body.n != 1:
             raise openai_wire.bad_request(f"This simulated server makes one choice, not n={body.n}.", param="n")
+        broken = self._plan.strike_request() if self._plan.breaks_requests else None
+        if broken is not None and broken.after_tokens is None:
+            await self._fail_before_head(request, broken)
         chat = isinstance(body, ChatBody)
-        base_id = request.headers.get("x-request-id") or body.request_id or uuid.uuid4().hex
+        given = body.rid if self._sglang else request.headers.get("x-request-id") or body.request_id
+        base_id = given or uuid.uuid4().hex
+        row = self._settings.row + self._rank(request)
         job = EngineRequest(
-            request_id=f"{base_id}/{next(self._numbers)}/{self._settings.row}",  # clients may repeat theirs
+            request_id=f"{base_id}/{next(self._numbers)}/{row}",  # clients may repeat theirs
             prompt=prompt,
             max_tokens=openai_wire.output_limit(body, room_tokens=self._engine.max_model_len - len(prompt)),
             output_tokens=body.sim_output_tokens,
             ignore_eos=body.ignore_eos,
             cache_salt=body.cache_salt,
+            directive=body.sim_directive.directive(base_id),
         )
         shape = Shape(
-            answer_id=f"{'chatcmpl' if chat else 'cmpl'}-{base_id}",
-            created=int(time.time()),
+            answer_id=base_id if self._sglang else f"{'chatcmpl' if chat else 'cmpl'}-{base_id}",
+            created=int(time.time() + self._plan.faults.clock_skew_s),
             model=self._settings.model,
             chat=chat,
         )
         self._in_flight += 1
+        self._live[job.request_id] = row
         try:
             if body.stream:
-                return await self._streamed(request, job, shape, wants_usage=body.wants_usage)
-            return await self._whole(job, shape)
+                return await self._streamed(request, job, row, shape, broken, wants_usage=body.wants_usage)
+            return await self._whole(request, job, row, shape, broken)
         except RequestRefused as exc:
             raise openai_wire.bad_request(str(exc)) from exc
+        except NotServing as exc:
+            raise openai_wire.failure(503, sglang=self._sglang, retry_after_s=None) from exc
         finally:  # also when the client has left: this task is cancelled then
             self._in_flight -= 1
-            self._driver.abort(self._settings.row, job.request_id)
+            self._live.pop(job.request_id, None)
+            self._driver.abort(row, job.request_id)
 
-    async def _whole(self, job: EngineRequest, shape: Shape) -> web.Response:
-        answer = _Answer()
-        self._driver.submit(self._settings.row, job, answer)
+    async def _fail_before_head(self, request: web.Request, broken: Break) -> None:
+        if broken.kind is Kind.ERROR:
+            faults = self._plan.faults
+            raise openai_wire.failure(faults.error_status, sglang=self._sglang, retry_after_s=faults.retry_after_s)
+        await break_before_head(_transport(request), broken)
+
+    async def _whole(
+        self, request: web.Request, job: EngineRequest, row: int, shape: Shape, broken: Break | None
+    ) -> web.StreamResponse:
+        answer = Answer()
+        self._driver.submit(row, job, answer)
         await answer.over
+        if answer.lost:
+            reset(_transport(request))
+            await never()
         assert answer.reason is not None, "an answer is over when its last token came"
         body = openai_wire.whole(shape, tokens=answer.tokens, reason=answer.reason, counts=self._usage(job, answer))
+        if broken is not None:
+            await self._break_in_body(request, body, broken.kind)
         return web.Response(body=body, content_type=_JSON)
 
+    async def _break_in_body(self, request: web.Request, body: bytes, kind: Kind) -> None:
+        transport = _transport(request)
+        response = web.StreamResponse(headers={"Content-Type": _JSON, "Content-Length": str(len(body))})
+        await response.prepare(request)
+        await response.write(body[: len(body) // 2])
+        break_off(transport, kind)
+        await never()
+
     async def _streamed(
-        self, request: web.Request, job: EngineRequest, shape: Shape, *, wants_usage: bool
+        self,
+        request: web.Request,
+        job: EngineRequest,
+        row: int,
+        shape: Shape,
+        broken: Break | None,
+        *,
+        wants_usage: bool,
     ) -> web.StreamResponse:
-        transport = request.transport
-        if transport is None:
-            raise ConnectionResetError("the client left before its stream began")
+        transport = _transport(request)
         chunked = request.version >= HttpVersion11
-        stream = _Stream(StreamText(shape), transport, chunked=chunked)
+        if broken is None or broken.after_tokens is None:
+            stream = Stream(StreamText(shape), transport, chunked=chunked)
+        else:
+            stream = BreakingStream(
+                StreamText(shape), transport, chunked=chunked, kind=broken.kind, after_tokens=broken.after_tokens
+            )
         # Submitted before the head goes out, so that a refusal still has its own status.
-        self._driver.submit(self._settings.row, job, stream)
+        self._driver.submit(row, job, stream)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         stream.open()
         await stream.over
+        if stream.lost:
+            await never()
         tail = StreamText(shape).usage(self._usage(job, stream)) if wants_usage else b""
         await response.write(tail + openai_wire.DONE)
         await response.write_eof()
         return response
 
-    def _usage(self, job: EngineRequest, answer: _Answer) -> dict[str, Any]:
-        cached = answer.cached if self._settings.prompt_tokens_details else None
-        return openai_wire.usage(prompt=len(job.prompt), completion=answer.tokens, cached=cached)
+    def _usage(self, job: EngineRequest, answer: Answer) -> dict[str, Any]:
+        details = self._settings.prompt_tokens_details and self._plan.faults.usage_details
+        cached = answer.cached if details else None
+        counts = openai_wire.usage(prompt=job.prompt_tokens, completion=answer.tokens, cached=cached)
+        return counts | {"reasoning_tokens": 0} if self._sglang else counts
+
+    def _rank(self, request: web.Request) -> int:
+        try:
+            return self._picker.pick(request.headers.get(RANK_HEADER))
+        except BadRank as exc:
+            raise openai_wire.bad_request(str(exc)) from exc
+
+    @web.middleware
+    async def _only_when_up(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A process that starts, or is gone, answers nothing of an engine; a socket here can only say 503."""
+        away = any(engine.lifecycle.state in (State.STARTING, State.DOWN) for engine in self._engines)
+        if away and not request.path.startswith("/sim/"):
+            raise openai_wire.failure(503, sglang=self._sglang, retry_after_s=None)
+        return await handler(request)
 
     def _known_model(self, model: str | None) -> None:
         if model is not None and model != self._settings.model:
@@ -251,7 +289,8 @@ class Face:
         })  # fmt: skip
 
     async def _reset_prefix_cache(self, request: web.Request) -> web.Response:
-        if not self._engine.reset_prefix_cache():
+        done = [engine.reset_prefix_cache() for engine in self._engines]
+        if not all(done):
             raise ApiError(409, "ConflictError", "The prefix cache is in use: requests hold blocks.")
         return web.Response()
 
@@ -259,8 +298,8 @@ class Face:
         card = {
             "id": self._settings.model,
             "object": "model",
-            "created": self._started,
-            "owned_by": "vllm",
+            "created": int(self._about.started_s),
+            "owned_by": self._settings.generation.engine,
             "root": self._settings.model,
             "parent": None,
             "max_model_len": self._engine.max_model_len,
@@ -272,49 +311,84 @@ class Face:
         return web.Response()
 
     async def _version(self, request: web.Request) -> web.Response:
-        return _json({"version": VERSION})
+        return _json({"version": self._settings.generation.release})
 
-    async def _load(self, request: web.Request) -> web.Response:
+    async def _server_load(self, request: web.Request) -> web.Response:
         return _json({"server_load": self._in_flight})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        settings = self._settings
-        text = metrics_text.render(self._engine, model=settings.model, memory_share=settings.memory_share)
-        return web.Response(body=text.encode(), headers={"Content-Type": metrics_text.CONTENT_TYPE})
+        def tell(loads: Sequence[Load | None]) -> bytes:
+            if self._sglang:
+                return sglang_text.metrics(self._engine, self._about, loads[0]).encode()
+            ranks = enumerate(zip(self._engines, loads, strict=True))
+            pages = [metrics_text.render(engine, self._about, load, rank=rank) for rank, (engine, load) in ranks]
+            return merged(pages).encode()
 
-    async def _kv_event_sources(self, request: web.Request) -> web.Response:
-        publisher = self._publisher
-        if publisher is None:
-            return _json({})
-        source = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": publisher.address,
-            "replay_endpoint": publisher.replay_address,
-            "buffer_steps": publisher.buffer_batches,
-            "hwm": HIGH_WATER_MARK,
-            "max_queue_size": HIGH_WATER_MARK,
-            "topic": "",
-        }
-        return _json({"0": source})
+        body = await self._told(request, tell)
+        return web.Response(body=body, headers={"Content-Type": metrics_text.CONTENT_TYPE})
+
+    async def _v1_loads(self, request: web.Request) -> web.Response:
+        def tell(loads: Sequence[Load | None]) -> bytes:
+            now_s = time.time() + self._plan.faults.clock_skew_s
+            return msgspec.json.encode(sglang_text.loads(self._engine, self._about, loads[0], now_s=now_s))
+
+        return web.Response(body=await self._told(request, tell), content_type=_JSON)
+
+    async def _get_load(self, request: web.Request) -> web.Response:
+        def tell(loads: Sequence[Load | None]) -> bytes:
+            return msgspec.json.encode(sglang_text.legacy_loads(self._engine, loads[0]))
+
+        body = await self._told(request, tell)
+        return web.Response(body=body, content_type=_JSON)
+
+    async def _told(self, request: web.Request, tell: Callable[[Sequence[Load | None]], bytes]) -> bytes:
+        """A page with each rank's load figures, as wrong and as late as the faults want it."""
+        faults = self._plan.faults
+        if faults.metrics_delay_s > 0:
+            await asyncio.sleep(faults.metrics_delay_s)
+        if faults.metrics_missing == "page":
+            raise web.HTTPNotFound
+        absent = faults.metrics_missing == "load"
+        body = tell([None if absent else Load.of(engine, factor=faults.metrics_factor) for engine in self._engines])
+        return self._plan.frozen_pages.setdefault(request.path, body) if faults.metrics_frozen else body
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        publisher = self._publishers[0] if self._publishers else None
+        return _json(sglang_text.server_info(self._engine, self._about, publisher))
+
+    async def _sources(self, request: web.Request) -> web.Response:
+        return _json(rank_publishers.sources(self._publishers))
 
 
 def _json(value: Any, *, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type=_JSON, status=status)
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors in the bodies vLLM gives them."""
-    try:
-        return await handler(request)
-    except ApiError as exc:
-        return web.Response(body=exc.body(), status=exc.status, content_type=_JSON)
-    except web.HTTPRequestEntityTooLarge:
-        limit = MAX_BODY_BYTES // 2**20
-        too_large = ApiError(413, "BadRequestError", f"The request body is larger than {limit} MiB.")
-        return web.Response(body=too_large.body(), status=413, content_type=_JSON)
-    except web.HTTPException as exc:
-        if exc.status not in (404, 405):
-            raise
-        return _json({"detail": "Not Found" if exc.status == 404 else "Method Not Allowed"}, status=exc.status)
+def _transport(request: web.Request) -> asyncio.WriteTransport:
+    if request.transport is None:
+        raise ConnectionResetError("the client left before its answer began")
+    return request.transport
+
+
+def _errors(generation: Generation) -> Middleware:
+    """Errors in the bodies that release gives them."""
+
+    def answer(error: ApiError) -> web.Response:
+        body = error.body(flat=generation.flat_errors)
+        return web.Response(body=body, status=error.status, content_type=_JSON, headers=error.headers)
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ApiError as exc:
+            return answer(exc)
+        except web.HTTPRequestEntityTooLarge:
+            limit = MAX_BODY_BYTES // 2**20
+            return answer(ApiError(413, "BadRequestError", f"The request body is larger than {limit} MiB."))
+        except web.HTTPException as exc:
+            if exc.status not in (404, 405):
+                raise
+            return _json({"detail": "Not Found" if exc.status == 404 else "Method Not Allowed"}, status=exc.status)
+
+    return middleware

@@ -1,6 +1,7 @@
-"""Request bodies, answers, stream events and errors as vLLM 0.33 speaks them.
+"""Request bodies, answers, stream events and errors as vLLM 0.33 speaks them, and where SGLang differs.
 
-Source    vLLM's OpenAI-compatible server: /v1/completions, /v1/chat/completions, /tokenize; recorded streams
+Source    vLLM's OpenAI-compatible server: /v1/completions, /v1/chat/completions, /tokenize; recorded streams and
+          error bodies of both engines
 """
 
 from __future__ import annotations
@@ -9,28 +10,53 @@ from typing import Annotated, Any
 
 import msgspec
 
+from sim_backends.directives import Directive, Path
+
 FILLER = " tok"  # text of every output token; a token that ends by itself has none, as an end-of-sequence token has
 _DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens
 
 
 class ApiError(Exception):
-    """An answer with an error object. `kind` is the object's `type`."""
+    """An answer with an error object. `kind` is the object's `type`; `retry_after_s` becomes a header."""
 
-    def __init__(self, status: int, kind: str, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, kind: str, message: str, *, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s
 
-    def body(self) -> bytes:
-        """The nested form of vLLM 0.10.2 and newer."""
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+    def body(self, *, flat: bool = False) -> bytes:
+        """The nested form of vLLM 0.10.2 and newer, or the flat one of SGLang and older vLLM."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode({"object": "error", **error} if flat else {"error": error})
 
 
 def bad_request(message: str, *, param: str | None = None) -> ApiError:
     return ApiError(400, "BadRequestError", message, param=param)
+
+
+_OVERLOADED = {
+    429: ("TooManyRequestsError", "Too many requests."),
+    500: ("InternalServerError", "Internal server error"),
+    503: ("Service Unavailable", "The engine is currently busy"),
+}
+
+
+def failure(status: int, *, sglang: bool, retry_after_s: int | None) -> ApiError:
+    """What a failing engine of that flavour answers with `status` 429, 500 or 503."""
+    kind, message = _OVERLOADED[status]
+    if sglang:
+        kind = str(status)
+        message = "The request queue is full." if status == 503 else message
+    return ApiError(status, kind, message, retry_after_s=retry_after_s)
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
@@ -38,6 +64,25 @@ TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+
+
+class SimDirective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Field `sim_directive`: how this prompt's state gets to a simulated replica, see `directives.Directive`."""
+
+    path: Path = Path.LOCAL
+    source: str | None = None
+    request_id: str | None = None
+    keep: bool = False
+
+    def directive(self, own_id: str) -> Directive:
+        """As engines take it; `own_id` is what this request's state is kept under. Raises ApiError 400."""
+        try:
+            return Directive(self.path, self.source, self.request_id or self._default_id(own_id), self.keep)
+        except ValueError as exc:
+            raise bad_request(f"sim_directive: {exc}.", param="sim_directive") from exc
+
+    def _default_id(self, own_id: str) -> str | None:
+        return None if self.path is Path.HAND_OFF else own_id
 
 
 class _Common(msgspec.Struct, kw_only=True):
@@ -51,7 +96,9 @@ class _Common(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     cache_salt: str | None = None
     request_id: str | None = None
+    rid: str | None = None
     sim_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    sim_directive: SimDirective = SimDirective()
 
     @property
     def wants_usage(self) -> bool:

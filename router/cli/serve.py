@@ -54,6 +54,8 @@ class ServeCommand:
         logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         config = config_of(args)
         fleet = fleet_of(config)
+        if fleet.fetch.by == "directed":
+            raise ConfigError("fetch.by: directed is understood by `tfirst replay` only; engines behind `serve` decide")
         build_policy(config.policy.name, config.policy.settings, config.seed)
         if args.check:
             return show_plan(config, fleet)

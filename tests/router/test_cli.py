@@ -112,6 +112,14 @@ def test_broken_yaml_is_one_line(tmp_path: Path) -> None:
     assert str(path) in one_sentence(done)
 
 
+def test_a_fleet_that_waits_to_be_directed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("fetch: {by: directed}\nreplicas: [{name: a, url: 'http://127.0.0.1:9'}]\n")
+    done = tfirst("serve", "--fleet", str(path), "--check")
+    assert done.returncode == 2
+    assert "replay" in one_sentence(done)
+
+
 def test_settings_a_policy_does_not_have_are_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "tfirst.yaml"
     path.write_text("worker_urls: ['http://127.0.0.1:9']\npolicy: {name: e2e, settings: {own_pase: 1}}\n")

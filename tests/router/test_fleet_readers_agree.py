@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from estimators.first_token import Discipline
 from estimators.roofline import rates_of
-from router.fleet import Fleet
+from router.fleet import Fleet, check_fleet, load_fleet
 from sim_backends import fleet as simulated
+from sim_backends.disciplines import DISCIPLINES
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo" / "fleet.yaml"
 
@@ -41,3 +43,78 @@ def test_a_decode_step_reads_the_same_bytes_in_both() -> None:
     assert ours.model.step_weights_bytes == counted
     card = ours.card("A100")
     assert rates_of(ours.model, card).weights_s == pytest.approx(counted / card.bytes_per_s)
+
+
+EVERYTHING = """
+model: {name: m, layers: 2, hidden: 64, intermediate: 128, heads: 4, kv_heads: 2, head_dim: 16, vocab: 1000}
+models:
+  small: {name: s, layers: 1, hidden: 32, intermediate: 64, heads: 2, kv_heads: 1, head_dim: 16, vocab: 1000}
+cards: {A100: {peak_tflops: 312, memory_gb_s: 2039, memory_gib: 80}}
+links: {store: {gb_s: 25, start_ms: 10}, pcie: {gb_s: 25}, ssd: {gb_s: 6}, nic: {gb_s: 12.5}}
+store: {capacity_gib: 1, network: store, host: pcie}
+tiers: {host: {capacity_gib: 4, link: pcie}, disk: {capacity_gib: 40, link: ssd}}
+fetch: {by: directed, discipline: DISCIPLINE, minimum_tokens: 64, limit_ms: 20, prefetch_gib: 2}
+peers: {link: nic}
+replicas:
+  - {name: a, card: A100, url: 'http://h:1', model: small, role: prefill, ranks: 2, start_s: 30}
+  - {name: b, card: A100, url: 'http://h:2'}
+"""
+
+
+@pytest.mark.parametrize("discipline", list(DISCIPLINES))
+def test_both_readers_take_every_section_and_every_discipline(discipline: str) -> None:
+    text = EVERYTHING.replace("DISCIPLINE", discipline)
+    ours = msgspec.yaml.decode(text, type=Fleet)
+    check_fleet(ours)
+    theirs = simulated.parse(text, source="f.yaml")
+    assert theirs.fetch is not None
+    assert (ours.fetch.by, ours.fetch.discipline_name) == (theirs.fetch.by, theirs.fetch.discipline)
+    assert (ours.fetch.limit_ms, ours.fetch.prefetch_gib) == (theirs.fetch.limit_ms, theirs.fetch.prefetch_gib)
+    for mine, other in zip(ours.replicas, theirs.replicas, strict=True):
+        assert (mine.model, mine.role, mine.ranks, mine.start_s) == (
+            other.model,
+            other.role,
+            other.ranks,
+            other.start_s,
+        )
+    assert ours.models["small"].kv_bytes_per_token == theirs.model_of(theirs.replicas[0]).kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("named", "estimated"),
+    [
+        ("overlapped", Discipline.OVERLAPPED),
+        ("best_effort", Discipline.OVERLAPPED),
+        ("layerwise", Discipline.LAYERWISE),
+        ("serial", Discipline.SERIAL),
+        ("blocking", Discipline.SERIAL),
+    ],
+)
+def test_the_router_estimates_a_discipline_by_its_closest_form(named: str, estimated: Discipline) -> None:
+    ours = msgspec.yaml.decode(EVERYTHING.replace("DISCIPLINE", named), type=Fleet)
+    assert ours.fetch.discipline is estimated
+
+
+def test_a_written_fleet_with_every_section_is_read_by_the_router(tmp_path: Path) -> None:
+    simulated.write(simulated.parse(EVERYTHING.replace("DISCIPLINE", "two_ends"), source="f"), tmp_path / "f.yaml")
+    fleet = load_fleet(tmp_path / "f.yaml")
+    assert (fleet.replicas[0].ranks, fleet.fetch.discipline_name) == (2, "two_ends")
+
+
+def test_a_minimal_file_has_the_same_defaults_for_both(tmp_path: Path) -> None:
+    text = """
+model: {name: m, layers: 2, hidden: 64, intermediate: 128, heads: 4, kv_heads: 2, head_dim: 16, vocab: 1000}
+cards: {X: {peak_tflops: 100, memory_gb_s: 1000, memory_gib: 40, compute_share: 0.4, memory_share: 0.7}}
+fetch: {}
+replicas: [{name: a, card: X}]
+"""
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+    ours, theirs = msgspec.yaml.decode(text, type=Fleet), simulated.read(path)
+    assert ours.speed == theirs.speed
+    assert theirs.fetch is not None
+    assert ours.fetch.minimum_tokens == theirs.fetch.minimum_tokens
+    assert ours.fetch.discipline_name == theirs.fetch.discipline
+    assert ours.step_tokens == (theirs.engine or simulated.Engine()).token_budget
+    assert ours.model is not None
+    assert ours.model.value_bytes == theirs.model.value_bytes

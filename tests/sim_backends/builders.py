@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sim_backends import fleet as fleet_file
-from sim_backends.engine import Engine
+from sim_backends.engine import Engine, Outputs
 from sim_backends.fleet import Fleet
 from sim_backends.requests import EngineRequest, EngineSettings, Output
 from sim_backends.service_times import ServiceTimes
@@ -38,18 +38,27 @@ def a_fleet(*cards: str, **sections: Any) -> Fleet:
     return fleet_file.parse(json.dumps({k: v for k, v in plain.items() if v is not None}), source="test")
 
 
-def a_world(*cards: str, use_store: bool = True, record_events: bool = False, **sections: Any) -> World:
-    return build(a_fleet(*cards, **sections), use_store=use_store, record_events=record_events)
+def a_world(
+    *cards: str, use_store: bool = True, record_events: bool = False, outputs: Outputs = "all", **sections: Any
+) -> World:
+    return build(a_fleet(*cards, **sections), use_store=use_store, record_events=record_events, outputs=outputs)
 
 
 def an_engine(
-    *, kv_blocks: int = 1000, jitter: float = 0.0, seed: int = 0, record_events: bool = False, **settings: Any
+    *,
+    card: str = "A100",
+    kv_blocks: int = 1000,
+    jitter: float = 0.0,
+    seed: int = 0,
+    record_events: bool = False,
+    outputs: Outputs = "all",
+    **settings: Any,
 ) -> Engine:
-    """An A100 with Qwen3-8B and no store."""
+    """One card with Qwen3-8B and no store."""
     fleet = a_fleet()
-    times = ServiceTimes(fleet.model, fleet.cards["A100"], speed=1.0, jitter=jitter, rng=random.Random(seed))
+    times = ServiceTimes(fleet.model, fleet.cards[card], speed=1.0, jitter=jitter, rng=random.Random(seed))
     use = EngineSettings(name="e", vocab=fleet.model.vocab, kv_blocks=kv_blocks, seed=seed, **settings)
-    return Engine(use, times, record_events=record_events)
+    return Engine(use, times, record_events=record_events, outputs=outputs)
 
 
 def prompt(tokens: int, *, start: int = 1000) -> list[int]:
@@ -63,6 +72,15 @@ def a_request(
     ids = prompt(tokens) if isinstance(tokens, int) else tokens
     more.setdefault("max_tokens", max(output, 16))
     return EngineRequest(request_id or f"r{next(_numbers)}", ids, output_tokens=output, **more)
+
+
+def a_block_request(
+    ids: list[int], tokens: int, *, output: int = 4, request_id: str | None = None, **more: Any
+) -> EngineRequest:
+    """A prompt of `tokens` tokens, given by the ids of its full blocks."""
+    more.setdefault("max_tokens", max(output, 16))
+    name = request_id or f"r{next(_numbers)}"
+    return EngineRequest(name, block_ids=ids, prompt_tokens=tokens, output_tokens=output, **more)
 
 
 def run_out(driven: Engine | World) -> list[Output]:

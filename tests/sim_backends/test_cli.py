@@ -11,6 +11,7 @@ import pytest
 
 from sim_backends import fleet as fleet_file
 from sim_backends.cli import COMMAND
+from tests.sim_backends.builders import a_fleet
 
 TIMEOUT_S = 20.0
 RUN = (
@@ -52,13 +53,20 @@ def test_a_bad_fleet_file_is_one_sentence_and_status_2(tmp_path: Path, capsys: p
         (["--cards", "A100,H20", "--replicas", "1"], "names 2 cards for 1 replicas"),
         (["--cards", "B200"], "names 'B200', which is not under cards"),
         (["--fleet", "none.yaml"], "none.yaml: cannot be read"),
+        (["--fault", "explode=1"], "there is no fault 'explode'"),
+        (["--fault", "h20-9:error_share=1"], "names no replica; there are a100-0, a100-1, h20-0, h20-1"),
+        (["--fault", "error_share=2"], "fault error_share is '2'"),
+        (["--events", "vllm-0.9", "--raw-hashes"], "--raw-hashes does not go with --events vllm-0.9"),
+        (["--events", "sglang-0.5.23", "--raw-hashes"], "which has numbers only"),
     ],
 )
 def test_options_that_make_no_fleet_are_status_2(
     options: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*options) == 2
-    assert told in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
 
 
 def test_a_fleet_that_cannot_be_written_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +81,9 @@ def test_a_host_that_is_not_ours_is_one_sentence_and_status_1(capsys: pytest.Cap
     assert capsys.readouterr().err.startswith("tfirst sim: cannot listen on 192.0.2.1:0: ")
 
 
-@pytest.mark.parametrize("options", [["--replicas", "0"], ["--speed", "x"], ["--speed", "inf"], ["--port", "70000"]])
+@pytest.mark.parametrize(
+    "options", [["--replicas", "0"], ["--speed", "x"], ["--speed", "inf"], ["--port", "70000"], ["--events", "vllm-9"]]
+)
 def test_bad_values_are_argparse_errors(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run(*options)
@@ -85,7 +95,18 @@ def test_help_names_every_option_and_shows_examples(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         run("--help")
     text = capsys.readouterr().out
-    for option in ("--replicas", "--cards", "--speed", "--fleet", "--host", "--port", "--write-fleet", "--seed"):
+    for option in (
+        "--replicas",
+        "--cards",
+        "--speed",
+        "--fleet",
+        "--host",
+        "--port",
+        "--write-fleet",
+        "--seed",
+        "--events",
+        "--fault",
+    ):
         assert option in text
     assert "examples:" in text
 
@@ -109,3 +130,13 @@ async def test_it_says_what_listens_writes_the_fleet_and_ends_cleanly(tmp_path: 
     process.send_signal(number)
     _out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
     assert (process.returncode, err) == (0, b"")
+
+
+def test_several_ranks_behind_one_url_are_refused_for_sglang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = tmp_path / "f.yaml"
+    row = {"name": "r", "card": "A100", "ranks": 2}
+    fleet_file.write(a_fleet(replicas=[row]), fleet)
+    assert run("--fleet", str(fleet), "--events", "sglang-0.5.23") == 2
+    assert "plays one rank behind each URL" in capsys.readouterr().err

@@ -84,3 +84,15 @@ async def test_a_failure_in_the_simulation_is_told_and_not_waited_out() -> None:
     driver.submit(0, a_request(output=5), Waiter())
     with pytest.raises(AssertionError, match="impossible state"):
         await asyncio.wait_for(driver.broken, TIMEOUT_S)
+
+
+async def test_a_change_comes_after_what_is_due_and_before_what_is_not() -> None:
+    clock_s = 100.0
+    driver = Driver(a_world("A100"), after_wake=lambda: None, clock=lambda: clock_s)
+    waiter = Waiter()
+    driver.submit(0, a_request(output=20, max_tokens=20), waiter)
+    clock_s = 200.0
+    seen: list[tuple[float, int]] = []
+    driver.change(lambda now_s: seen.append((now_s, len(waiter.outputs))))
+    assert seen == [(200.0, 20)]
+    driver.close()

@@ -44,6 +44,17 @@ def test_the_qwen3_8b_shape_gives_its_published_sizes() -> None:
         ("card: A100}]", "card: A100, url: 'localhost:1'}]", "replicas[0].url is 'localhost:1'"),
         ("memory_gib: 80", "memory_gib: 0.0001", "cards.A100.memory_gib leaves no room"),
         ("replicas:", "replicas: [", "is not YAML"),
+        ("replicas:", "tiers: {host: {capacity_gib: 1, link: ram}}\nreplicas:", "tiers.host.link names 'ram'"),
+        ("replicas:", "tiers: {disk: {capacity_gib: 1, link: pcie}}\nreplicas:", "missing required field `host`"),
+        ("replicas:", "peers: {link: nic}\nreplicas:", "peers.link names 'nic'"),
+        ("card: A100}]", "card: A100, model: big}]", "replicas[0].model names 'big', which is not under models"),
+        ("card: A100}]", "card: A100, role: lead}]", "replicas[0].role is 'lead'; roles are both, prefill, decode"),
+        ("card: A100}]", "card: A100, role: decode}]", "there is no peers.link for hand-offs"),
+        (
+            "card: A100}]",
+            "card: A100, ranks: 4, events: 'tcp://h:5557', replay: 'tcp://h:5560'}]",
+            "replicas[0].events and replicas[0].replay are closer than its 4 ranks",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_with_the_file_and_the_key(old: str, new: str, told: str) -> None:

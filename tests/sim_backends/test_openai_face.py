@@ -6,67 +6,18 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sim_backends.cluster import Cluster, ClusterSettings
-from sim_backends.openai_face import _Stream
+from sim_backends.answers import Stream
 from sim_backends.openai_wire import Shape, StreamText
 from sim_backends.requests import Output
-from tests.sim_backends.builders import a_fleet, prompt
+from tests.sim_backends.builders import prompt
+from tests.sim_backends.serving import TIMEOUT_S, Client, serving
 
 MODEL = "Qwen/Qwen3-8B"
-TIMEOUT_S = 10.0
-
-
-class Client:
-    """One replica's address, a session, and the engine behind it."""
-
-    def __init__(self, cluster: Cluster, session: aiohttp.ClientSession) -> None:
-        self.cluster = cluster
-        self.session = session
-        self.url = cluster.fleet.replicas[0].url or ""
-        self.engine = cluster.world.engines[0]
-
-    async def post(self, path: str, body: dict[str, Any] | bytes, **headers: str) -> tuple[int, Any]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.session.post(self.url + path, data=data, headers=headers) as response:
-            return response.status, json.loads(await response.read() or b"null")
-
-    async def stream(self, path: str, body: dict[str, Any], **headers: str) -> list[Any]:
-        """Decoded events; the end marker is checked and left out."""
-        data = json.dumps({**body, "stream": True})
-        async with self.session.post(self.url + path, data=data, headers=headers) as response:
-            assert response.status == 200
-            assert response.headers["Content-Type"].startswith("text/event-stream")
-            events = (await response.read()).decode().split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""]
-        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-
-    async def get(self, path: str) -> tuple[int, str]:
-        async with self.session.get(self.url + path) as response:
-            return response.status, await response.text()
-
-    async def until(self, condition: Any) -> None:
-        """Wait for the engine's state, with a time-out."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110  an engine in virtual time has no event to await
-                await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def serving(speed: float = 50.0, **settings: Any) -> AsyncIterator[Client]:
-    cluster = Cluster(a_fleet("A100", speed=speed), ClusterSettings(**settings))
-    await cluster.start()
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as session:
-            yield Client(cluster, session)
-    finally:
-        await cluster.stop()
 
 
 @pytest.fixture
@@ -300,7 +251,7 @@ class ClosedTransport(asyncio.WriteTransport):
 
 async def test_tokens_for_a_client_that_just_left_are_dropped_and_nobody_else_is_harmed() -> None:
     shape = Shape(answer_id="cmpl-1", model="m", chat=False, created=0)
-    stream = _Stream(StreamText(shape), ClosedTransport(), chunked=True)
+    stream = Stream(StreamText(shape), ClosedTransport(), chunked=True)
     stream.open()
     stream.take(Output("cmpl-1", at_s=0.0, index=0, token_id=1, finish_reason="stop", cached_tokens=0))
     stream.flush()

@@ -45,6 +45,45 @@ async def test_old_batches_are_sent_again_and_the_end_is_marked(context: zmq.asy
     await publisher.close()
 
 
+async def test_the_older_framing_has_no_topic_frame(context: zmq.asyncio.Context) -> None:
+    publisher = ReplayingPublisher(context, address=FREE, replay_address=FREE, topic="kv-events", topic_in_replay=False)
+    publisher.start()
+    publisher.publish(b"payload")
+    frames = await replay(context, publisher.replay_address, 0)
+    assert frames == [[b"", bytes(8), b"payload"], [b"", END_OF_REPLAY, b""]]
+    await publisher.close()
+
+
+async def test_the_newer_framing_repeats_the_topic_but_not_at_the_end(context: zmq.asyncio.Context) -> None:
+    publisher = ReplayingPublisher(context, address=FREE, replay_address=FREE, topic="kv-events")
+    publisher.start()
+    publisher.publish(b"payload")
+    frames = await replay(context, publisher.replay_address, 0)
+    assert frames == [[b"", b"kv-events", bytes(8), b"payload"], [b"", b"", END_OF_REPLAY, b""]]
+    await publisher.close()
+
+
+async def test_after_a_restart_it_counts_from_zero_on_the_same_addresses(context: zmq.asyncio.Context) -> None:
+    publisher = ReplayingPublisher(context, address=FREE, replay_address=FREE)
+    publisher.start()
+    publisher.publish(b"old")
+    addresses = (publisher.address, publisher.replay_address)
+    await publisher.restart()
+    assert (publisher.address, publisher.replay_address) == addresses
+    publisher.publish(b"new")
+    assert (await replay(context, publisher.replay_address, 0))[:-1] == [[b"", b"", bytes(8), b"new"]]
+    await publisher.close()
+
+
+async def test_a_number_taken_for_good_is_a_gap_in_replays(context: zmq.asyncio.Context) -> None:
+    publisher = ReplayingPublisher(context, address=FREE, replay_address=FREE)
+    publisher.start()
+    publisher.number(b"lost", replayable=False)
+    assert publisher.number(b"late") == 1
+    assert [frame[-1] for frame in await replay(context, publisher.replay_address, 0)] == [b"late", b""]
+    await publisher.close()
+
+
 async def test_a_full_buffer_is_replayed_whole_to_a_reader_that_started_late(context: zmq.asyncio.Context) -> None:
     publisher = ReplayingPublisher(context, address=FREE, replay_address=FREE, buffer_batches=3000)
     publisher.start()

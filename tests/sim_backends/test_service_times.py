@@ -3,9 +3,13 @@ from __future__ import annotations
 import random
 import statistics
 
+import msgspec
 import pytest
 
-from sim_backends.service_times import ServiceTimes
+from sim_backends.fleet import Fleet
+from sim_backends.requests import EngineRequest
+from sim_backends.service_times import Jitter, ServiceTimes
+from sim_backends.world import build
 from tests.sim_backends.builders import a_fleet
 
 
@@ -61,3 +65,60 @@ def test_jitter_keeps_the_mean_and_has_its_sigma() -> None:
     factors = [decode_s(noisy, 4, 100) / exact_s for _ in range(20_000)]
     assert statistics.mean(factors) == pytest.approx(1.0, abs=0.002)  # standard error 0.0002
     assert statistics.stdev(factors) == pytest.approx(0.03, rel=0.05)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.03])
+def test_many_decode_steps_at_once_end_when_they_do_one_by_one(jitter: float) -> None:
+    """To the last digit, or a replay would drift from the steps it stands for."""
+    one_by_one, at_once = times(jitter=jitter), times(jitter=jitter)
+    at_s, ends_s = 5.0, []
+    for step in range(300):
+        read = 90_000 + 7 * step
+        at_s += one_by_one.step_s(tokens=7, pairs=float(read), kv_tokens_read=read, emitting=7)
+        ends_s.append(at_s)
+    assert at_once.decode_ends_s(5.0, 300, decoding=7, kv_tokens_read=90_000) == ends_s
+
+
+def test_steps_that_did_not_take_place_leave_their_chance_to_those_that_do() -> None:
+    plain, cut = times(jitter=0.03), times(jitter=0.03)
+    expected = [decode_s(plain, 4, 100) for _ in range(1501)][1500]
+    cut.decode_ends_s(0.0, 2500, decoding=1, kv_tokens_read=10)
+    cut.give_back(1000)
+    assert decode_s(cut, 4, 100) == expected
+
+
+def test_no_more_chance_goes_back_than_was_taken() -> None:
+    jitter = Jitter(0.1, random.Random(1))
+    jitter.take(3)
+    with pytest.raises(AssertionError):
+        jitter.give_back(4)
+
+
+def test_stragglers_are_the_stated_share_of_steps_and_that_much_longer() -> None:
+    jitter = Jitter(0.0, random.Random(2), straggler_share=0.02, straggler_factor=6.0)
+    factors = jitter.take(50_000)
+    slow = [factor for factor in factors if factor > 1.0]
+    assert set(slow) == {6.0}
+    assert len(slow) / len(factors) == pytest.approx(0.02, rel=0.1)
+
+
+def test_stragglers_that_were_not_used_come_again() -> None:
+    jitter = Jitter(0.03, random.Random(2), straggler_share=0.1, straggler_factor=6.0)
+    first = jitter.take(40)
+    jitter.give_back(25)
+    assert jitter.take(25) == first[15:]
+
+
+def test_a_slow_replica_takes_longer_for_everything() -> None:
+    healthy = a_fleet()
+    slow = msgspec.structs.replace(
+        healthy, replicas=[msgspec.structs.replace(replica, slow=2.5) for replica in healthy.replicas]
+    )
+
+    def first_token_s(fleet: Fleet) -> float:
+        world = build(fleet, seed=1)
+        world.submit(0, EngineRequest(request_id="r", prompt=list(range(4000)), max_tokens=1), 0.0)
+        (output,) = world.advance(1e3)
+        return output.at_s
+
+    assert first_token_s(slow) == pytest.approx(2.5 * first_token_s(healthy))
