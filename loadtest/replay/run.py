@@ -1,123 +1,314 @@
 """Plays traffic through the router's own `Dispatcher` against the simulated engines, in virtual time.
 
-Model     arrivals at their stated times; every event takes effect at the moment it happens: cache events reach the
-          directory and first tokens reach the dispatcher without delay, and no load reports are sent
-Valid     the fleet file read by both sides, events in their wire form
-Blind to  network and event delay, faults, clients that leave
+Model     arrivals at their stated times; first and last tokens reach the dispatcher at their moment, cache events
+          the directory after a stated delay, load reports with a stated period. Between two arrivals nothing is
+          decided, so what happened meanwhile is told just before the next one, in order of time
+Valid     both readings of one fleet; outputs of up to MAX_TOKENS tokens, longer ones are cut there
+Blind to  network delay, faults, clients that leave, the router's own time
 """
 
 from __future__ import annotations
 
-import heapq
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
+from itertools import groupby
+from math import inf
+from operator import attrgetter
+from typing import Any
 
-import msgspec
+import numpy as np
 
+from estimators.estimates import Estimator
+from estimators.paths import COLUMN, Path
+from estimators.ranges import require
 from estimators.request import RequestFacts
+from loadtest.replay.block_events import plain_batch, plain_store_batch, wire_batch, wire_store_batches
+from loadtest.replay.estimator_error import WrongEstimator
+from loadtest.replay.fleets import Fleets, fetch_decided_by, with_blocks
+from loadtest.replay.results import Result, blank
 from loadtest.traffic import TrafficRow, prompt_tokens
 from router.actions import Ended, Send
 from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
-from router.fleet import Fleet
 from router.identity import Identity, chain
 from router.receipts import Receipt
-from router.signals.wire import decode
-from sim_backends import event_wire
-from sim_backends import fleet as sim_fleet
-from sim_backends.requests import EngineRequest, Output
+from router.signals.wire import Batch
+from sim_backends import directives, event_wire
+from sim_backends.directives import Directive
+from sim_backends.requests import EngineRequest, Output, RequestRefused
+from sim_backends.store import StoreChange
 from sim_backends.world import World, build
 
+MAX_TOKENS = 4096  # what every client asks for: the router must not learn an output's length from it
+PROGRESS_EVERY = 64  # requests
+DRAIN_STEP_S = 60.0  # after the last arrival nothing is decided, so time may pass in large steps
 
-@dataclass(slots=True)
-class Replayed:
-    """What one run gave. Receipts are in order of ending; the world can be asked for its engines' counters."""
 
-    receipts: list[Receipt] = field(default_factory=list)
-    world: World | None = None
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under which a policy is played.
 
-    @property
-    def failed(self) -> list[Receipt]:
-        return [receipt for receipt in self.receipts if receipt.outcome != "ok"]
+    seed : of the engines, the policy and the estimator's errors
+    event_delay_s : from a cache event to the directory, >= 0
+    load_period_s : between two load reports of each replica, > 0; None sends none
+    estimator_error : standard deviation of the relative error of every estimate, >= 0
+    directed : engines fetch only what the choice says; else they look the store up by themselves
+    wire : real tokens and encoded events instead of block ids and plain ones; slow, gives the same receipts
+    """
+
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    seed: int = 0
+    event_delay_s: float = 0.0
+    load_period_s: float | None = 0.5
+    estimator_error: float = 0.0
+    directed: bool = False
+    wire: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.event_delay_s < inf, "event_delay_s", self.event_delay_s)
+        require(self.load_period_s is None or 0 < self.load_period_s < inf, "load_period_s", self.load_period_s)
+        require(0 <= self.estimator_error < inf, "estimator_error", self.estimator_error)
 
 
 class Replay:
-    """One run of one policy. seed : of the engines; the policy's comes from its configuration."""
+    """One run of one policy.
 
-    def __init__(self, fleet_file: Path, policy: PolicyConfig, seed: int = 0) -> None:
-        fleet = msgspec.yaml.decode(fleet_file.read_bytes(), type=Fleet)
-        located = [
-            msgspec.structs.replace(replica, url=f"http://{replica.name}.invalid:8000") for replica in fleet.replicas
-        ]
-        self.result = Replayed()
-        self._fleet = msgspec.structs.replace(fleet, replicas=located)
-        self._core: Core = assemble(RouterConfig(policy=policy), self._fleet, on_receipt=self.result.receipts.append)
-        self._world = self.result.world = build(sim_fleet.read(fleet_file), seed=seed, record_events=True)
-        assert fleet.model is not None
-        self._model = fleet.model.name
-        self._store_wire = event_wire.MasterEncoder(
-            model=self._model, block_tokens=self._core.prompts.block_tokens, backend_id="store"
-        )
+    block_tokens : tokens behind one hash id of the traffic; with `wire` the fleet file's blocks are used instead
+    on_receipt : given every finished receipt; without it none is kept
+    """
+
+    def __init__(
+        self,
+        fleets: Fleets,
+        conditions: Conditions,
+        *,
+        block_tokens: int = 512,
+        on_receipt: Callable[[Receipt], None] | None = None,
+    ) -> None:
+        self._wire = conditions.wire
+        self._conditions = conditions
+        self._on_receipt = on_receipt
+        fleets = fetch_decided_by(fleets, "directed" if conditions.directed else "engine")
+        self._fleets = fleets if self._wire else with_blocks(fleets, router_tokens=1, engine_tokens=block_tokens)
+        self._engine_tokens = self._fleets.engines.block_tokens
+        self._core = self._assembled()
+        self._world = build(self._fleets.engines, seed=conditions.seed, record_events=True, outputs="ends")
+        self._feed = _Feed(self._core, self._world, self._fleets, conditions)
+        self._root = Identity(model=fleets.model, block_tokens=self._core.prompts.block_tokens).root()
         self._open: dict[str, Send] = {}
-        for row in range(len(located)):
-            self._core.dispatcher.replica_up(row, frozenset({self._model}))
-            self._core.directory.add_source(row, self._model)
+        self._next_report_s = conditions.load_period_s or inf
+        self._result = blank(conditions.policy.name, replicas=fleets.replicas, cards=fleets.cards, requests=0)
+        for row in range(len(fleets.replicas)):
+            self._core.dispatcher.replica_up(row, frozenset({fleets.model}))
+            self._core.directory.add_source(row, fleets.model)
 
-    def run(self, rows: list[TrafficRow]) -> Replayed:
-        """Play all `rows`, times divided by the fleet's speed, to the last token."""
-        order = count()
-        arrivals = [(row.at_s / self._fleet.speed, next(order), row) for row in rows]
-        heapq.heapify(arrivals)
-        while arrivals or self._open:
-            due_s = self._world.next_due_s()
-            if arrivals and (due_s is None or arrivals[0][0] <= due_s):
-                now_s, _, row = heapq.heappop(arrivals)
-                self._hear(now_s)
-                self._arrive(row, now_s, f"replay-{next(order)}")
-            else:
-                assert due_s is not None, "requests are open but no engine has anything to do"
-                self._hear(due_s)
-        return self.result
+    @property
+    def core(self) -> Core:
+        """The router's side, to be asked what it believes."""
+        return self._core
 
-    def _arrive(self, row: TrafficRow, now_s: float, request_id: str) -> None:
-        tokens = prompt_tokens(row)
-        block_tokens = self._core.prompts.block_tokens
-        root = Identity(model=self._model, block_tokens=block_tokens).root()
-        facts = RequestFacts(
-            request_id=request_id,
-            model=self._model,
-            chain=chain(root, tokens[:-1], block_tokens),
-            prompt_tokens=len(tokens),
-            max_tokens=4096,
-            streams=True,
-            block_tokens=block_tokens,
+    @property
+    def world(self) -> World:
+        """The engines, to be asked for their counters."""
+        return self._world
+
+    def run(self, rows: list[TrafficRow], on_progress: Callable[[int], None] | None = None) -> Result:
+        """Play all `rows`, in order of arrival, to the last token. `on_progress` hears how many have arrived."""
+        began_s = time.process_time()
+        fleets = self._fleets
+        self._result = blank(
+            self._conditions.policy.name, replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
         )
-        for action in self._core.dispatcher.arrived(facts, now_s):
-            assert isinstance(action, Send), f"refused: {action}"
-            self._open[request_id] = action
-            request = EngineRequest(request_id, tokens, 4096, output_tokens=max(1, row.output_length))
-            self._world.submit(action.row, request, now_s)
+        self._result.decisions_s = np.zeros(len(rows))
+        for index, row in enumerate(rows):
+            self._report_loads(row.at_s)
+            self._hear(row.at_s)
+            self._arrive(index, row)
+            if on_progress is not None and index % PROGRESS_EVERY == 0:
+                on_progress(index)
+        while self._open:
+            due_s = self._world.next_due_s()
+            assert due_s is not None, "requests are open but no engine has anything to do"
+            self._hear(due_s + DRAIN_STEP_S)
+        self._result.fetched_bytes = self._fetched_bytes()
+        self._result.took_s = time.process_time() - began_s
+        return self._result
+
+    # One request
+
+    def _arrive(self, index: int, row: TrafficRow) -> None:
+        now_s, result = row.at_s, self._result
+        result.arrived_s[index] = now_s
+        result.prompt_tokens[index] = row.input_length
+        facts = self._facts(index, row)
+        began_s = time.perf_counter()
+        actions = self._core.dispatcher.arrived(facts, now_s)
+        result.decisions_s[index] = time.perf_counter() - began_s
+        for action in actions:
+            if isinstance(action, Send):
+                result.row[index] = action.row
+                self._send(action, row, now_s)
+
+    def _facts(self, index: int, row: TrafficRow) -> RequestFacts:
+        tokens = prompt_tokens(row) if self._wire else row.hash_ids
+        # An engine always computes the last token, so a block that ends with it is never reused.
+        reusable = (row.input_length - 1) // self._engine_tokens * (self._engine_tokens if self._wire else 1)
+        return RequestFacts(
+            request_id=f"replay-{index}",
+            model=self._fleets.model,
+            chain=chain(self._root, tokens[:reusable], self._core.prompts.block_tokens),
+            prompt_tokens=row.input_length,
+            max_tokens=MAX_TOKENS,
+            streams=True,
+            block_tokens=self._engine_tokens,
+        )
+
+    def _send(self, sent: Send, row: TrafficRow, now_s: float) -> None:
+        request_id = sent.request.request_id
+        asked = {**self._prompt(row), **(direction(sent) if self._conditions.directed else {})}
+        request = EngineRequest(request_id=request_id, max_tokens=MAX_TOKENS, output_tokens=row.output_length, **asked)
+        self._open[request_id] = sent
+        try:
+            self._world.submit(sent.row, request, now_s)
+        except RequestRefused:  # longer than the engine's memory: it would answer 400
+            del self._open[request_id]
+            self._core.dispatcher.finished(sent, Ended(400), now_s)
+
+    def _prompt(self, row: TrafficRow) -> dict[str, Any]:
+        if self._wire:
+            return {"prompt": prompt_tokens(row)}
+        full = row.input_length // self._engine_tokens
+        return {"block_ids": row.hash_ids[:full], "prompt_tokens": row.input_length}
+
+    # What happened meanwhile
+
+    def _report_loads(self, until_s: float) -> None:
+        """Every replica's load at each moment it is reported up to `until_s`."""
+        period_s = self._conditions.load_period_s
+        while period_s is not None and self._next_report_s <= until_s:
+            now_s = self._next_report_s
+            self._hear(now_s)
+            for row, engine in enumerate(self._world.engines):
+                self._core.dispatcher.load_reported(
+                    row, running=engine.running, waiting=engine.waiting, sent_s=now_s, now_s=now_s
+                )
+            self._next_report_s = now_s + period_s
 
     def _hear(self, now_s: float) -> None:
         """Everything that happened by `now_s`, told to the router in order of time."""
         for output in self._world.advance(now_s):
             self._token(output)
-        for row, engine in enumerate(self._world.engines):
-            for batch in engine.take_event_batches():
-                payload = event_wire.encode_batch(
-                    batch.events, unix_s=batch.at_s, block_tokens=self._core.prompts.block_tokens
-                )
-                self._core.directory.apply(row, decode(payload), now_s)
-        if self._world.store is not None and (changes := self._world.store.take_changes()):
-            for payload in self._store_wire.messages(changes, unix_offset_s=0.0):
-                self._core.directory.apply_store(decode(payload), now_s)
+        self._feed.collect()
+        self._feed.deliver(now_s)
 
     def _token(self, output: Output) -> None:
-        sent = self._open[output.request_id]
+        sent = self._open.get(output.request_id)
+        if sent is None:  # a driver that is told every token hears of ended requests no more
+            return
         if output.index == 0:
             self._core.dispatcher.first_token(sent, output.at_s)
         if output.finish_reason is not None:
             del self._open[output.request_id]
             ended = Ended(200, output_tokens=output.index + 1, cached_tokens=output.cached_tokens)
             self._core.dispatcher.finished(sent, ended, output.at_s)
+
+    # What is kept
+
+    def _note(self, receipt: Receipt) -> None:
+        result, index = self._result, int(receipt.request_id.rpartition("-")[2])
+        choice = receipt.choice
+        if choice is not None:
+            result.predicted_s[index] = choice.first_token_s
+            result.local_tokens[index] = choice.local_tokens
+            result.fetched_tokens[index] = choice.fetched_tokens
+            result.path[index] = COLUMN[Path(choice.path)]
+        if receipt.outcome == "ok" and receipt.first_token_s is not None and receipt.ended_s is not None:
+            result.first_token_s[index] = receipt.first_token_s
+            result.ended_s[index] = receipt.ended_s
+            result.output_tokens[index] = receipt.output_tokens or 0
+            result.cached_tokens[index] = receipt.cached_tokens or 0
+        if self._on_receipt is not None:
+            self._on_receipt(receipt)
+
+    def _fetched_bytes(self) -> float:
+        tokens = sum(engine.counters.external_hits for engine in self._world.engines)
+        return float(tokens * self._fleets.engines.model.kv_bytes_per_token)
+
+    def _assembled(self) -> Core:
+        conditions = self._conditions
+        config = RouterConfig(policy=conditions.policy, seed=conditions.seed)
+        return assemble(
+            config, self._fleets.router, on_receipt=self._note, wrap_estimator=lambda right: wrong(right, conditions)
+        )
+
+
+def direction(sent: Send) -> dict[str, Any]:
+    """What a directed engine is told: to read the store only when the choice was to fetch from it.
+
+    A replica's own memory is always used, so `recompute` and `local` are told alike.
+    """
+    remote = sent.path is Path.REMOTE
+    return {"directive": Directive(directives.Path.REMOTE if remote else directives.Path.LOCAL)}
+
+
+def wrong(right: Estimator, conditions: Conditions) -> Estimator:
+    """The estimator of these conditions: with errors of the stated size, if any."""
+    if conditions.estimator_error <= 0:
+        return right
+    chance = np.random.default_rng([conditions.seed, 0xE7707])  # a stream of its own beside the policy's
+    return WrongEstimator(right, share=conditions.estimator_error, chance=chance)
+
+
+class _Feed:
+    """Cache events on their way from engines and store to the directory, in order of time."""
+
+    def __init__(self, core: Core, world: World, fleets: Fleets, conditions: Conditions) -> None:
+        self._directory = core.directory
+        self._world = world
+        self._model = fleets.model
+        self._wire = conditions.wire
+        self._block_tokens = core.prompts.block_tokens
+        self._delay_s = conditions.event_delay_s
+        self._encoder = event_wire.MasterEncoder(model=self._model, block_tokens=self._block_tokens, backend_id="store")
+        self._replica_batches: deque[tuple[float, int, Batch]] = deque()
+        self._store_batches: deque[tuple[float, Batch]] = deque()
+
+    def collect(self) -> None:
+        """Take what engines and store have to say since the last time."""
+        new = [
+            (batch.at_s, row, batch)
+            for row, engine in enumerate(self._world.engines)
+            for batch in engine.take_event_batches()
+        ]
+        new.sort(key=lambda item: item[0])
+        for at_s, row, batch in new:
+            told = wire_batch(batch, self._block_tokens) if self._wire else plain_batch(batch)
+            self._replica_batches.append((at_s + self._delay_s, row, told))
+        self._collect_store()
+
+    def _collect_store(self) -> None:
+        store = self._world.store
+        changes = [] if store is None else store.take_changes()
+        if not self._delay_s:  # all of it is there at once
+            self._tell_store(changes, 0.0)
+            return
+        for at_s, together in groupby(changes, key=attrgetter("at_s")):
+            self._tell_store(list(together), at_s + self._delay_s)
+
+    def _tell_store(self, changes: list[StoreChange], heard_s: float) -> None:
+        if changes and self._wire:
+            self._store_batches += [(heard_s, batch) for batch in wire_store_batches(changes, self._encoder)]
+        elif changes:
+            self._store_batches.append((heard_s, plain_store_batch(changes, self._model)))
+
+    def deliver(self, now_s: float) -> None:
+        """Apply everything that has arrived by `now_s`."""
+        waiting = self._replica_batches
+        while waiting and waiting[0][0] <= now_s:
+            _at_s, row, batch = waiting.popleft()
+            self._directory.apply(row, batch, now_s)
+        stored = self._store_batches
+        while stored and stored[0][0] <= now_s:
+            self._directory.apply_store(stored.popleft()[1], now_s)

@@ -13,8 +13,10 @@ import argparse
 import gzip
 import random
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -39,11 +41,25 @@ def read_trace(path: Path) -> list[TraceRow]:
         return [decoder.decode(line) for line in lines]
 
 
-def sample_conversations(rows: list[TraceRow], requests: int, seed: int) -> list[int]:
-    """Indices of about `requests` rows, in order: whole conversations drawn without replacement."""
+class Blocks(Protocol):
+    """What of a row is needed to know its work."""
+
+    @property
+    def input_length(self) -> int: ...
+
+    @property
+    def hash_ids(self) -> list[int]: ...
+
+
+def sample_conversations(rows: Sequence[Blocks], requests: int, seed: int) -> list[int]:
+    """Indices of about `requests` rows, in order: whole conversations drawn without replacement.
+
+    A row without ids is a conversation of its own.
+    """
     conversations: dict[int, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        conversations[row.hash_ids[min(1, len(row.hash_ids) - 1)]].append(index)
+        key = row.hash_ids[min(1, len(row.hash_ids) - 1)] if row.hash_ids else -1 - index
+        conversations[key].append(index)
     order = list(conversations.values())
     random.Random(f"{seed}/conversations").shuffle(order)
     taken: list[int] = []
@@ -56,30 +72,42 @@ def sample_conversations(rows: list[TraceRow], requests: int, seed: int) -> list
 
 def spread_arrivals(rows: list[TraceRow], seed: int) -> list[float]:
     """Arrival of every row in seconds: ordered, and uniform between its timestamp and the next distinct one."""
-    stamps = sorted({row.timestamp for row in rows})
-    width = {stamp: after - stamp for stamp, after in pairwise(stamps)}
-    chance = random.Random(f"{seed}/arrivals")
-    offsets: dict[int, list[float]] = defaultdict(list)
-    for row in rows:
-        offsets[row.timestamp].append(chance.random() * width.get(row.timestamp, 0))
+    spread_ms = spread([row.timestamp for row in rows], random.Random(f"{seed}/arrivals"))
+    return [at_ms / 1000 for at_ms in spread_ms]
+
+
+def spread(stamps: Sequence[float], chance: random.Random) -> list[float]:
+    """Moments in the unit of `stamps`: ordered, and uniform between each stamp and the next distinct one.
+
+    stamps : ascending; those that share the last one stay there
+    """
+    width = {stamp: after - stamp for stamp, after in pairwise(sorted(set(stamps)))}
+    offsets: dict[float, list[float]] = defaultdict(list)
+    for stamp in stamps:
+        offsets[stamp].append(chance.random() * width.get(stamp, 0))
     for same in offsets.values():
         same.sort(reverse=True)
-    return [(row.timestamp + offsets[row.timestamp].pop()) / 1000 for row in rows]
+    return [stamp + offsets[stamp].pop() for stamp in stamps]
 
 
-def ideal_flops(rows: list[TraceRow], shape: ModelShape) -> float:
+def ideal_flops(rows: Iterable[Blocks], shape: ModelShape, block_tokens: int = TOKENS_PER_ID) -> float:
     """Prefill FLOPs left when everything ever computed stays cached everywhere."""
-    seen: set[int] = set()
     flops = 0.0
+    for row, cached in zip_ideal_cached(rows, block_tokens):
+        work = prefill_work(new_tokens=row.input_length - cached, cached_tokens=cached)
+        flops += work.tokens * shape.linear_flops_per_token + work.pairs * shape.attention_flops_per_pair
+    return flops
+
+
+def zip_ideal_cached(rows: Iterable[Blocks], block_tokens: int) -> Iterator[tuple[Blocks, int]]:
+    """Each row with the tokens of its prompt that came before in some row above it; at least one is computed."""
+    seen: set[int] = set()
     for row in rows:
         hits = 0
         while hits < len(row.hash_ids) and row.hash_ids[hits] in seen:
             hits += 1
         seen.update(row.hash_ids)
-        cached = min(hits * TOKENS_PER_ID, row.input_length - 1)
-        work = prefill_work(new_tokens=row.input_length - cached, cached_tokens=cached)
-        flops += work.tokens * shape.linear_flops_per_token + work.pairs * shape.attention_flops_per_pair
-    return flops
+        yield row, min(hits * block_tokens, row.input_length - 1)
 
 
 def fleet_flops_per_s(fleet: Fleet) -> float:

@@ -9,36 +9,68 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from estimators.paths import main_source
-from loadtest.replay.run import Replay, Replayed
+from estimators.paths import COLUMN, main_source
+from estimators.paths import Path as PathKind
+from loadtest.replay.fleets import Fleets, of_file, with_blocks
+from loadtest.replay.results import Result
+from loadtest.replay.run import Conditions, Replay
 from loadtest.traffic import TrafficRow, read_traffic
 from router.config import PolicyConfig
+from router.receipts import Receipt
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
 REQUESTS = 200
 
 
+def demo_fleet() -> Fleets:
+    return of_file(DEMO / "fleet.yaml")
+
+
+def demo_rows(requests: int = REQUESTS) -> list[TrafficRow]:
+    return read_traffic(DEMO / "traffic.jsonl.gz")[:requests]
+
+
+def played(conditions: Conditions, requests: int = REQUESTS) -> tuple[Result, list[Receipt]]:
+    receipts: list[Receipt] = []
+    result = Replay(demo_fleet(), conditions, on_receipt=receipts.append).run(demo_rows(requests))
+    return result, receipts
+
+
 @cache
-def replayed(policy: str) -> Replayed:
-    rows = read_traffic(DEMO / "traffic.jsonl.gz")[:REQUESTS]
-    return Replay(DEMO / "fleet.yaml", PolicyConfig(name=policy)).run(rows)
+def replayed(policy: str) -> tuple[Result, list[Receipt]]:
+    return played(Conditions(policy=PolicyConfig(name=policy)))
 
 
 def mean_first_token_s(policy: str) -> float:
-    return float(np.mean([receipt.first_token_s for receipt in replayed(policy).receipts]))
+    return float(replayed(policy)[0].first_token_s.mean())
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "ttft", "e2e"])
 def test_every_request_ends_once_and_well(policy: str) -> None:
-    result = replayed(policy)
-    assert len({receipt.request_id for receipt in result.receipts}) == len(result.receipts) == REQUESTS
-    assert result.failed == []
+    result, receipts = replayed(policy)
+    assert len({receipt.request_id for receipt in receipts}) == len(receipts) == REQUESTS
+    assert result.answered.all()
+    assert {receipt.outcome for receipt in receipts} == {"ok"}
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "ttft", "e2e"])
+def test_columns_say_what_the_receipts_say(policy: str) -> None:
+    result, receipts = replayed(policy)
+    for receipt in receipts:
+        index = int(receipt.request_id.removeprefix("replay-"))
+        choice = receipt.choice
+        assert choice is not None
+        assert result.first_token_s[index] == receipt.first_token_s
+        assert result.ended_s[index] == receipt.ended_s
+        assert result.predicted_s[index] == choice.first_token_s
+        assert result.replicas[result.row[index]] == choice.replica
+        assert result.cached_tokens[index] == receipt.cached_tokens
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "ttft", "e2e"])
 def test_first_tokens_are_predicted_within_a_quarter_on_every_path(policy: str) -> None:
     errors: dict[str, list[float]] = {}
-    for receipt in replayed(policy).receipts:
+    for receipt in replayed(policy)[1]:
         choice = receipt.choice
         assert choice is not None
         assert receipt.first_token_s is not None
@@ -58,10 +90,9 @@ def test_first_tokens_are_predicted_within_a_quarter_on_every_path(policy: str) 
 
 @pytest.mark.parametrize("policy", ["round_robin", "ttft", "e2e"])
 def test_the_directory_believes_what_the_engines_reuse(policy: str) -> None:
-    receipts = replayed(policy).receipts
-    believed = sum(r.choice.local_tokens + r.choice.fetched_tokens for r in receipts if r.choice is not None)
-    reused = sum(r.cached_tokens or 0 for r in receipts)
-    assert believed == pytest.approx(reused, rel=0.1)
+    result = replayed(policy)[0]
+    believed = result.local_tokens.sum() + result.fetched_tokens.sum()
+    assert believed == pytest.approx(result.cached_tokens.sum(), rel=0.1)
 
 
 def test_estimating_beats_taking_turns() -> None:
@@ -69,10 +100,78 @@ def test_estimating_beats_taking_turns() -> None:
     assert mean_first_token_s("e2e") < mean_first_token_s("round_robin") / 2
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
-    rows = read_traffic(DEMO / "traffic.jsonl.gz")[:60]
-    first, second = (Replay(DEMO / "fleet.yaml", PolicyConfig(), seed=4).run(rows) for _ in range(2))
-    assert [r.first_token_s for r in first.receipts] == [r.first_token_s for r in second.receipts]
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    first, second, other = (played(Conditions(seed=seed), 60)[0].first_token_s for seed in (4, 4, 5))
+    assert first.tolist() == second.tolist()
+    assert first.tolist() != other.tolist()
+
+
+@pytest.mark.parametrize("policy", ["e2e", "least_request"])
+def test_block_ids_and_plain_events_give_the_receipts_of_real_tokens_and_real_bytes(policy: str) -> None:
+    """Same blocks of 512 tokens on both sides; only how they are named and carried differs."""
+    fleets = with_blocks(demo_fleet(), router_tokens=512, engine_tokens=512)
+    seen: list[list[Receipt]] = []
+    for wire in (False, True):
+        receipts: list[Receipt] = []
+        Replay(fleets, Conditions(policy=PolicyConfig(name=policy), wire=wire), on_receipt=receipts.append).run(
+            demo_rows(120)
+        )
+        seen.append(receipts)
+    plain, encoded = seen
+    assert any(r.choice is not None and r.choice.local_tokens for r in plain)
+    assert any(r.choice is not None and r.choice.fetched_tokens for r in plain)
+    assert plain == encoded
+
+
+def test_news_that_comes_late_makes_the_router_believe_in_fewer_hits() -> None:
+    prompt, late = (played(Conditions(event_delay_s=delay_s))[0] for delay_s in (0.0, 60.0))
+    assert late.answered.all()
+    assert late.local_tokens.sum() + late.fetched_tokens.sum() < prompt.local_tokens.sum() + prompt.fetched_tokens.sum()
+
+
+def test_load_reports_reach_the_router_with_their_period() -> None:
+    silent = Replay(demo_fleet(), Conditions(load_period_s=None))
+    silent.run(demo_rows(40))
+    told = Replay(demo_fleet(), Conditions(load_period_s=2.0))
+    told.run(demo_rows(40))
+    assert np.isnan(silent.core.dispatcher.view.sampled_at_s).all()
+    last_arrival_s = demo_rows(40)[-1].at_s
+    assert (told.core.dispatcher.view.sampled_at_s == last_arrival_s // 2.0 * 2.0).all()
+
+
+def test_own_requests_in_a_load_report_are_not_taken_for_those_of_others() -> None:
+    run = Replay(demo_fleet(), Conditions(load_period_s=0.5))
+    run.run(demo_rows(100))
+    view = run.core.dispatcher.view
+    assert (view.foreign_waiting + view.foreign_decoding).tolist() == [0.0] * 4
+
+
+def test_a_request_no_engine_can_hold_is_refused_and_the_others_go_on() -> None:
+    rows = demo_rows(20)
+    blocks = list(range(10**6, 10**6 + 400))
+    rows[3] = TrafficRow(at_s=rows[3].at_s, input_length=400 * 512, output_length=5, hash_ids=blocks)
+    receipts: list[Receipt] = []
+    result = Replay(demo_fleet(), Conditions(), on_receipt=receipts.append).run(rows)
+    assert result.answered.tolist() == [index != 3 for index in range(20)]
+    assert [r.outcome for r in receipts if r.request_id == "replay-3"] == ["client_error"]
+
+
+def test_fetched_bytes_are_what_the_engines_took_from_the_store() -> None:
+    result = replayed("round_robin")[0]
+    assert result.fetched_bytes > 0
+    assert result.fetched_bytes % (2 * 36 * 8 * 128 * 2) == 0, "whole tokens of this model's KV"
+
+
+def test_directed_engines_fetch_only_where_the_choice_was_to_fetch() -> None:
+    receipts: list[Receipt] = []
+    run = Replay(demo_fleet(), Conditions(directed=True), on_receipt=receipts.append)
+    result = run.run(demo_rows())
+    remote = result.path == COLUMN[PathKind.REMOTE]
+    assert result.answered.all()
+    assert 0 < remote.sum() < len(remote)
+    assert any(len({c.path for c in r.candidates if c.replica == r.candidates[0].replica}) > 1 for r in receipts)
+    tokens = sum(engine.counters.external_hits for engine in run.world.engines)
+    assert 0 < tokens <= result.cached_tokens[remote].sum()
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "e2e"])
@@ -83,12 +182,13 @@ def test_short_prompts_that_share_engine_steps_are_predicted_too(policy: str) ->
     at_s = 0.0
     for index in range(1500):
         at_s += chance.expovariate(120.0)
-        length = chance.randrange(100, 300)
-        rows.append(TrafficRow(at_s, length, chance.randrange(5, 40), [10_000 + index]))
-    result = Replay(DEMO / "fleet.yaml", PolicyConfig(name=policy)).run(rows)
+        rows.append(TrafficRow(at_s, chance.randrange(100, 300), chance.randrange(5, 40), [10_000 + index]))
+    receipts: list[Receipt] = []
+    conditions = Conditions(policy=PolicyConfig(name=policy))
+    Replay(demo_fleet(), conditions, on_receipt=receipts.append).run(rows)
     errors = [
         (r.choice.first_token_s - r.first_token_s) / r.first_token_s
-        for r in result.receipts[300:]
+        for r in receipts[300:]
         if r.choice is not None and r.first_token_s is not None
     ]
     assert abs(float(np.median(errors))) < 0.25

@@ -1,0 +1,89 @@
+"""Cache events of the simulated engines, given to the router's directory in one of two ways.
+
+Model     plain    each block of the prompt is one id on both sides; events become the values `router.signals.wire`
+                   would decode, without being encoded. A block is one "token" to the directory
+          wire     real tokens in the bytes engines send, decoded by the router: what production does
+Valid     both give the same beliefs (a test holds that)
+Blind to  losses, duplicates, sequence numbers: those belong to the subscriber; with `wire`, copies on host and disk
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from estimators.tiers import Tier
+from router.signals import wire
+from sim_backends import cache_events, event_wire
+from sim_backends.block_hash import wire_hash
+from sim_backends.cache_events import EventBatch
+from sim_backends.store import StoreChange
+
+
+def plain_batch(batch: EventBatch) -> wire.Batch:
+    """One step's events; the tokens of a block are its id, and removals that follow one another are one event."""
+    told: list[wire.Event] = []
+    gone: list[int] = []
+    for event in batch.events:
+        if isinstance(event, cache_events.Removed):
+            gone.append(wire_hash(event.digest))
+            continue
+        if gone:
+            told.append(wire.Removed(hashes=gone, tier=Tier.HBM))
+            gone = []
+        told.append(_stored(event) if isinstance(event, cache_events.Stored) else wire.Cleared())
+    if gone:
+        told.append(wire.Removed(hashes=gone, tier=Tier.HBM))
+    told += [_off_device(change) for change in batch.off_device]
+    return wire.Batch(ts_s=batch.at_s, events=told)
+
+
+def _stored(event: cache_events.Stored) -> wire.Stored:
+    return wire.Stored(
+        hashes=[wire_hash(digest) for digest in event.digests],
+        parent=None if event.parent is None else wire_hash(event.parent),
+        tokens=array("I", event.tokens),
+        block_tokens=1,
+        tier=Tier.HBM,
+    )
+
+
+def _off_device(change: cache_events.OffDevice) -> wire.Event:
+    """A copy in the replica's host memory or on its disk: hash only, as connectors announce it."""
+    tier = Tier.HOST if change.tier == "host" else Tier.DISK
+    hashes = [wire_hash(change.digest)]
+    if not change.stored:
+        return wire.Removed(hashes=hashes, tier=tier)
+    return wire.Stored(hashes=hashes, parent=None, tokens=array("I"), block_tokens=1, tier=tier)
+
+
+def plain_store_batch(changes: Sequence[StoreChange], model: str) -> wire.Batch:
+    """The store's changes, hashes only, neighbours of one kind together."""
+    return wire.Batch(events=[_store_event(stored, hashes, model) for stored, hashes in _runs(changes)])
+
+
+def _store_event(stored: bool, hashes: list[int], model: str) -> wire.Event:
+    if stored:
+        return wire.Stored(hashes=hashes, parent=None, tokens=array("I"), block_tokens=1, tier=Tier.REMOTE, model=model)
+    return wire.Removed(hashes=hashes, tier=Tier.REMOTE, model=model)
+
+
+def _runs(changes: Sequence[StoreChange]) -> Iterator[tuple[bool, list[int]]]:
+    hashes: list[int] = []
+    for index, change in enumerate(changes):
+        if hashes and change.stored != changes[index - 1].stored:
+            yield changes[index - 1].stored, hashes
+            hashes = []
+        hashes.append(wire_hash(change.digest))
+    if hashes:
+        yield changes[-1].stored, hashes
+
+
+def wire_batch(batch: EventBatch, block_tokens: int) -> wire.Batch:
+    """One step's events, those of the GPU's memory, through the bytes vLLM sends."""
+    return wire.decode(event_wire.encode_batch(batch.events, unix_s=batch.at_s, block_tokens=block_tokens))
+
+
+def wire_store_batches(changes: Sequence[StoreChange], encoder: event_wire.MasterEncoder) -> list[wire.Batch]:
+    """The store's changes through the bytes the Mooncake master sends."""
+    return [wire.decode(payload) for payload in encoder.messages(changes, unix_offset_s=0.0)]

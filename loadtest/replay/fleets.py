@@ -1,0 +1,114 @@
+"""One fleet for a replay, read twice: as the router reads it and as the simulated engines do.
+
+Model     the fleet file as it is, but at speed 1 (virtual time costs nothing), with addresses nobody calls
+Valid     one model, one rank a replica, every replica for prefill and decode; others are refused
+Blind to  what only sockets have: ports, publishers, probes; and start-up times, all replicas are there at once
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from estimators.hardware import CARDS
+from router.errors import ConfigError
+from router.fleet import Fleet, ReplicaSpec, check_fleet
+from sim_backends import fleet as sim_fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Fleets:
+    """Both readings of one fleet, replicas in the same order."""
+
+    router: Fleet
+    engines: sim_fleet.Fleet
+
+    @property
+    def model(self) -> str:
+        return self.engines.model.name
+
+    @property
+    def directed(self) -> bool:
+        """Whether the file says that engines fetch only what they are told to."""
+        return self.engines.fetch is not None and self.engines.fetch.by == "directed"
+
+    @property
+    def replicas(self) -> list[str]:
+        return [replica.name for replica in self.engines.replicas]
+
+    @property
+    def cards(self) -> list[str]:
+        return [replica.card for replica in self.engines.replicas]
+
+
+def of_file(path: Path) -> Fleets:
+    """The fleet in `path`. Raises ConfigError when either reader cannot use it."""
+    try:
+        return of_text(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else "not UTF-8 text"
+        raise ConfigError(f"fleet file {path}: {reason}") from exc
+
+
+def of_text(text: str, source: str) -> Fleets:
+    """The fleet written in `text`; `source` names it in errors."""
+    try:
+        engines = sim_fleet.parse(text, source=f"fleet file {source}")
+        router = msgspec.yaml.decode(text, type=Fleet)
+    except sim_fleet.BadFleet as exc:
+        raise ConfigError(str(exc)) from exc
+    except msgspec.DecodeError as exc:
+        raise ConfigError(f"fleet file {source}: {exc}") from exc
+    _check_playable(engines, source)
+    router = msgspec.structs.replace(router, speed=1.0, replicas=_addressed(router))
+    check_fleet(router)
+    return Fleets(router, msgspec.structs.replace(engines, speed=1.0))
+
+
+def of_cards(replicas: int, cards: list[str]) -> Fleets:
+    """The simulator's default fleet with `replicas` replicas of `cards`, in equal runs."""
+    if replicas < len(cards):
+        raise ConfigError(f"--replicas {replicas} is fewer than the {len(cards)} cards named")
+    try:
+        engines = sim_fleet.built(replicas=replicas, cards=cards, speed=1.0)
+    except sim_fleet.BadFleet as exc:
+        known = ", ".join(sorted(CARDS))
+        raise ConfigError(f"--cards {','.join(cards)}: {exc.problem}; known are {known}") from exc
+    plain = {key: value for key, value in msgspec.to_builtins(engines).items() if value is not None}
+    return of_text(msgspec.yaml.encode(plain).decode(), "command line")
+
+
+def with_blocks(fleets: Fleets, *, router_tokens: int, engine_tokens: int) -> Fleets:
+    """The same fleet with other block sizes: tokens in a block of the router's chain, and in one of the engines'."""
+    return Fleets(
+        msgspec.structs.replace(fleets.router, block_tokens=router_tokens),
+        msgspec.structs.replace(fleets.engines, block_tokens=engine_tokens),
+    )
+
+
+def fetch_decided_by(fleets: Fleets, by: Literal["engine", "directed"]) -> Fleets:
+    """The same fleet whose engines look the store up by themselves, or fetch only what the router's choice says."""
+    fetch = fleets.engines.fetch or sim_fleet.Fetch()
+    return Fleets(
+        msgspec.structs.replace(fleets.router, fetch=msgspec.structs.replace(fleets.router.fetch, by=by)),
+        msgspec.structs.replace(fleets.engines, fetch=msgspec.structs.replace(fetch, by=by)),
+    )
+
+
+def _check_playable(fleet: sim_fleet.Fleet, source: str) -> None:
+    """Refuse what the engines can do and the router's dispatcher has no choice for: results would mean nothing."""
+    for replica in fleet.replicas:
+        for has, what in (
+            (replica.role != "both", f"role {replica.role}"),
+            (replica.ranks > 1, f"{replica.ranks} ranks behind one URL"),
+            (replica.model is not None, "a model of its own"),
+        ):
+            if has:
+                raise ConfigError(f"fleet file {source}: replica {replica.name!r} has {what}, which cannot be replayed")
+
+
+def _addressed(fleet: Fleet) -> list[ReplicaSpec]:
+    return [msgspec.structs.replace(replica, url=f"http://{replica.name}.invalid:8000") for replica in fleet.replicas]

@@ -1,0 +1,323 @@
+"""All runs as one HTML file that needs nothing else: tables, and charts as SVG inside it.
+
+Model     a policy keeps its colour through the whole report. Plots of single requests show one load (the middle one
+          of a sweep) and the first seed; everything else shows means over seeds
+Valid     up to about ten policies; more share colours
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import isfinite, isnan
+
+import numpy as np
+
+from loadtest.replay import svg
+from loadtest.replay.central import ORDERS
+from loadtest.replay.jobs import Done
+from loadtest.replay.measure import Group, utilisation
+from loadtest.replay.outputs import ROWS, Report, cell, known, percent, seconds
+from loadtest.replay.results import Floats
+from loadtest.replay.svg import Series, line_chart, scale_over, scatter
+from sim_backends.fleet import Fleet
+
+CURVE_POINTS = 200  # of a distribution: more cannot be seen
+CLOUD_POINTS = 600  # of a scatter plot, evenly taken
+SLICES = 72  # of time, in the map of utilisation
+PATH_COLOURS = ("#009e73", "#0072b2", "#8a94a3")
+
+STYLE = """
+body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;color:#1c2430;background:#fff;margin:0}
+main{max-width:1010px;margin:0 auto;padding:28px 24px 60px}
+h1{font-size:25px;margin:0 0 4px}h2{font-size:18px;margin:38px 0 4px}h3{font-size:14px;margin:0 0 2px}
+p{margin:4px 0 12px;color:#5d6878;max-width:75ch}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(460px,1fr));gap:26px 30px;margin-top:14px}
+figure{margin:0}figcaption{font-size:13px;color:#5d6878;min-height:20px}
+svg{width:100%;height:auto;display:block;font-family:inherit}
+.legend{display:flex;flex-wrap:wrap;gap:2px 16px;margin:10px 0 0;font-size:13px}
+.legend i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
+td,th{padding:3px 14px 3px 0;text-align:right;white-space:nowrap;font-weight:400}
+td:first-child,th:first-child{text-align:left;white-space:pre;color:#5d6878}
+summary{cursor:pointer;margin:10px 0 4px;color:#5d6878}
+thead th{border-bottom:1px solid #1c2430;font-weight:600}tr.rule td{border-bottom:1px solid #e4e8ee}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    title: str
+    caption: str
+    chart: str
+
+
+def render(report: Report, details: Sequence[Done], engines: Fleet) -> str:
+    """The report as text. details : runs with their requests, one for each policy; engines : the fleet played."""
+    policies = list(dict.fromkeys(group.policy for group in report.groups))
+    colours = {name: svg.PALETTE[index % len(svg.PALETTE)] for index, name in enumerate(policies)}
+    shown = _shown_load(report)
+    groups = [group for group in report.groups if group.load == shown]
+    sections = [
+        _section("All numbers", "", _tables(report)),
+        _section("Load", *_sweep(report, colours)) if len(_loads(report)) > 1 else "",
+        _section(f"Waiting{_at(shown)}", *_waiting(groups, details, colours)),
+        _section(f"State and where it came from{_at(shown)}", *_state(groups, colours)),
+        _section(f"Replicas{_at(shown)}", *_replicas(details, engines)),
+        _section(f"Predicted and observed{_at(shown)}", *_predictions(details, colours)),
+    ]
+    body = f"<h1>Replay of {escape(report.setting.trace)}</h1>{_intro(report)}{_legend(colours)}{''.join(sections)}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Replay of {escape(report.setting.trace)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{body}</main></body></html>\n"
+    )
+
+
+def detail_load(loads: Sequence[float | None]) -> float | None:
+    """The load whose single requests are plotted: the middle one of a sweep."""
+    return loads[len(loads) // 2]
+
+
+def _loads(report: Report) -> list[float | None]:
+    return list(dict.fromkeys(group.load for group in report.groups))
+
+
+def _shown_load(report: Report) -> float | None:
+    return detail_load(_loads(report))
+
+
+def _at(load: float | None) -> str:
+    return "" if load is None else f", at ideal cached load {load:g}"
+
+
+def _intro(report: Report) -> str:
+    setting = report.setting
+    kinds = ", ".join(f"{setting.cards.count(card)} x {card}" for card in dict.fromkeys(setting.cards))
+    told = "no load reports" if setting.load_period_s is None else f"load reports every {setting.load_period_s:g} s"
+    return (
+        f"<p>{len(setting.replicas)} simulated replicas ({escape(kinds)}) behind the router's own dispatcher in virtual"
+        f" time. Trace in the format {escape(setting.format)}, {setting.rows} rows; the first {setting.warm_up:.0%} of"
+        f" each run are not counted. Deadline of the first token {setting.deadline_s:g} s. Cache events"
+        f" {setting.event_delay_s:g} s late, {told}, estimates wrong by {setting.estimator_error:.0%}, fetches decided"
+        f" by {'the router' if setting.fetch == 'directed' else 'the engines'}. tfirst {escape(report.version)}.</p>"
+    )
+
+
+def _legend(colours: dict[str, str]) -> str:
+    items = "".join(f'<span><i style="background:{c}"></i>{escape(name)}</span>' for name, c in colours.items())
+    return f'<div class="legend">{items}</div>'
+
+
+def _section(title: str, words: str, figures: Sequence[Figure] | str) -> str:
+    if isinstance(figures, str):
+        inside = figures
+    else:
+        drawn = "".join(
+            f"<figure><h3>{escape(one.title)}</h3><figcaption>{escape(one.caption)}</figcaption>{one.chart}</figure>"
+            for one in figures
+        )
+        inside = f'<div class="charts">{drawn}</div>'
+    return f"<h2>{escape(title)}</h2>{f'<p>{escape(words)}</p>' if words else ''}{inside}"
+
+
+def _tables(report: Report) -> str:
+    shown = _shown_load(report)
+    return "".join(
+        _table(load, [g for g in report.groups if g.load == load], opened=load == shown) for load in _loads(report)
+    )
+
+
+def _table(load: float | None, groups: Sequence[Group], *, opened: bool) -> str:
+    head = "".join(f"<th>{escape(group.policy)}</th>" for group in groups)
+    lines = []
+    for label, field, written, rule in ROWS:
+        cells = [cell(group.numbers[field], written) for group in groups]
+        if any(one != "-" for one in cells):
+            row = "".join(f"<td>{escape(one)}</td>" for one in cells)
+            lines.append(f"<tr{' class=rule' if rule else ''}><td>{escape(label)}</td>{row}</tr>")
+    title = "" if load is None else f"Ideal cached load {load:g}: "
+    seeds = f", {groups[0].seeds} seeds, intervals of 95 %" if groups[0].seeds > 1 else ""
+    counted = f"{groups[0].numbers['requests'].mean:.0f} requests"
+    return (
+        f"<details{' open' if opened else ''}><summary>{title}{counted}{seeds}</summary>"
+        f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead>{"".join(lines)}</table></div></details>'
+    )
+
+
+# Load
+
+
+def _sweep(report: Report, colours: dict[str, str]) -> tuple[str, list[Figure]]:
+    first = [_over_load(report, name, "first_token_mean_s", colour) for name, colour in colours.items()]
+    bound = Series("lower bound", svg.INK, _bound_points(report), dashed=True)
+    inside = [_over_load(report, name, "inside_deadline", colour) for name, colour in colours.items()]
+    ended = [_over_load(report, name, "end_to_end_mean_s", colour) for name, colour in colours.items()]
+    loads = [load for load in _loads(report) if load is not None]
+    x = svg.Scale(min(loads) - 0.02, max(loads) + 0.02, "ideal cached load")
+    words = "Dashed: bounds no router can reach; black is the strict lower bound of the mean."
+    return words, [
+        Figure("First token, mean", "seconds, log scale", _lines([*first, bound], x, "seconds", log=True)),
+        Figure("End to end, mean", "seconds, log scale", _lines(ended, x, "seconds", log=True)),
+        Figure(
+            f"First token inside {report.setting.deadline_s:g} s",
+            "share of all requests; goodput is where a line crosses 0.9 or 0.99",
+            _lines(inside, x, "share", log=False),
+        ),
+    ]
+
+
+def _lines(series: Sequence[Series], x: svg.Scale, label: str, *, log: bool) -> str:
+    y = scale_over([point[1] for one in series for point in one.points], label, log=log, zero=not log)
+    return line_chart(series, x, y, dots=True)
+
+
+def _over_load(report: Report, policy: str, field: str, colour: str) -> Series:
+    points = sorted((g.load, known(g, field)) for g in report.groups if g.policy == policy and g.load is not None)
+    return Series(policy, colour, points, dashed=policy in ORDERS)
+
+
+def _bound_points(report: Report) -> list[tuple[float, float]]:
+    bounds = {group.load: known(group, "bound_s") for group in report.groups if group.load is not None}
+    return sorted(bounds.items())
+
+
+# Waiting
+
+
+def _waiting(groups: Sequence[Group], details: Sequence[Done], colours: dict[str, str]) -> tuple[str, list[Figure]]:
+    firsts = [(done, *_counted(done)) for done in details]
+    ttft = [_curve(done, first_s, colours) for done, first_s, _best_s in firsts]
+    slow = [_curve(done, first_s / best_s, colours) for done, first_s, best_s in firsts]
+    pairs = [
+        Series(g.policy, colours[g.policy], [(known(g, "first_token_mean_s"), known(g, "end_to_end_mean_s"))])
+        for g in groups
+    ]
+    x = scale_over([one.points[0][0] for one in pairs], "first token, mean, seconds", log=True)
+    y = scale_over([one.points[0][1] for one in pairs], "end to end, mean, seconds", log=True)
+    bars = svg.bar_rows(
+        [g.policy for g in groups],
+        [
+            [(known(g, "first_token_mean_s"), colours[g.policy], seconds(known(g, "first_token_mean_s")))]
+            for g in groups
+        ],
+        label="seconds; the tick is the lower bound",
+        high=_largest([known(g, "first_token_mean_s") for g in groups]),
+        written=seconds,
+        marks=[known(g, "bound_s") for g in groups],
+    )
+    return "", [
+        Figure("First token", "share of requests within a time", _distribution(ttft, "seconds")),
+        Figure("Slowdown", "first token over this request's own best possible", _distribution(slow, "times the best")),
+        Figure(
+            "First token against end to end",
+            "lower left is better; log scales",
+            scatter(pairs, x, y, radius=5, labels=True),
+        ),
+        Figure("First token, mean", "seconds", bars),
+    ]
+
+
+def _largest(values: Sequence[float]) -> float:
+    """End of a scale from 0 that holds all of `values`."""
+    return max((value for value in values if isfinite(value) and value > 0), default=1.0)
+
+
+def _counted(done: Done) -> tuple[Floats, Floats]:
+    """First tokens after the warm-up that came, and the best possible ones of the same requests."""
+    assert done.result is not None, "a run with its requests"
+    assert done.limit is not None, "a run with its requests"
+    kept = done.result.answered.copy()
+    kept[: done.limit.warm] = False
+    return done.result.first_token_s[kept], done.limit.best_s[kept]
+
+
+def _curve(done: Done, values: Floats, colours: dict[str, str]) -> Series:
+    shares = np.linspace(0.0, 1.0, CURVE_POINTS)
+    name = done.summary.policy
+    points = list(zip(np.quantile(values, shares).tolist(), shares.tolist(), strict=True)) if len(values) else []
+    return Series(name, colours[name], points, dashed=name in ORDERS)
+
+
+def _distribution(series: Sequence[Series], label: str) -> str:
+    x = scale_over([point[0] for one in series for point in one.points], label, log=True)
+    return line_chart(series, x, svg.Scale(0.0, 1.0, "share of requests"))
+
+
+# State
+
+
+def _state(groups: Sequence[Group], colours: dict[str, str]) -> tuple[str, list[Figure]]:
+    routed = [group for group in groups if not isnan(known(group, "local_share"))]
+    hits = svg.bar_rows(
+        [g.policy for g in groups],
+        [[(known(g, "hit_rate"), colours[g.policy], percent(known(g, "hit_rate")))] for g in groups],
+        label="share of prompt tokens; the tick is one perfect cache",
+        high=_largest([known(g, field) for g in groups for field in ("hit_rate", "hit_ceiling")]),
+        written=percent,
+        marks=[known(g, "hit_ceiling") for g in groups],
+    )
+    kinds = ("local", "remote", "recompute")
+    paths = svg.bar_rows(
+        [g.policy for g in routed],
+        [
+            [
+                (known(g, f"{kind}_share"), colour, f"{kind} {percent(known(g, f'{kind}_share'))}")
+                for kind, colour in zip(kinds, PATH_COLOURS, strict=True)
+            ]
+            for g in routed
+        ],
+        label="share of requests: green own memory, blue the store, grey computed",
+        high=1.0,
+        written=percent,
+    )
+    return "", [
+        Figure("Prompt tokens not computed", "by the engines' own count", hits),
+        Figure("Where most of a prompt came from", "as believed at the choice", paths),
+    ]
+
+
+# Replicas
+
+
+def _replicas(details: Sequence[Done], engines: Fleet) -> tuple[str, list[Figure]]:
+    words = "Share of each slice of time spent on prefill, from white (none) to dark blue (all)."
+    return words, [_map(done, engines) for done in details]
+
+
+def _map(done: Done, engines: Fleet) -> Figure:
+    assert done.result is not None, "a run with its requests"
+    edges_s, shares = utilisation(done.result, engines, bins=SLICES)
+    chart = svg.heat_map(done.result.replicas, shares.tolist(), edges_s.tolist(), label="seconds")
+    return Figure(done.summary.policy, f"busiest over mean {done.summary.imbalance:.2f}", chart)
+
+
+# Predictions
+
+
+def _predictions(details: Sequence[Done], colours: dict[str, str]) -> tuple[str, list[Figure]]:
+    clouds = [(done, _cloud(done, colours)) for done in details if not isnan(done.summary.prediction_error_p50)]
+    values = [value for _done, cloud in clouds for point in cloud.points for value in point]
+    x = scale_over(values, "predicted first token, seconds", log=True)
+    y = scale_over(values, "observed, seconds", log=True)
+    return "One dot a request; on the dashed line the prediction was right.", [
+        Figure(
+            done.summary.policy,
+            f"median error {percent(done.summary.prediction_error_p50)}",
+            scatter([cloud], x, y, radius=2, labels=False, diagonal=True),
+        )
+        for done, cloud in clouds
+    ]
+
+
+def _cloud(done: Done, colours: dict[str, str]) -> Series:
+    assert done.result is not None, "a run with its requests"
+    assert done.limit is not None, "a run with its requests"
+    result = done.result
+    kept = np.flatnonzero(result.answered & ~np.isnan(result.predicted_s))
+    kept = kept[kept >= done.limit.warm]
+    few = kept[:: max(1, len(kept) // CLOUD_POINTS)]
+    pairs = zip(result.predicted_s[few].tolist(), result.first_token_s[few].tolist(), strict=True)
+    return Series(done.summary.policy, colours[done.summary.policy], list(pairs))

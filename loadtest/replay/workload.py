@@ -1,0 +1,99 @@
+"""From a trace to the arrivals of one run: a part of it, spread, scaled, with an id for every block.
+
+Model     whole conversations (requests that share their second block) drawn with a seed; where many requests share
+          a timestamp, arrivals spread evenly until the next one; then time stretched so that a perfect cache would
+          leave the fleet's cards busy with prefill for `load` of it. Order of arrival is kept
+Valid     load > 0; 1 is what the cards could just do if nothing were ever computed twice, at the router's start values
+Blind to  decode work, so a load of 0.9 can be more than a fleet sustains
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+
+from estimators.ranges import require
+from loadtest.replay.formats import Trace
+from loadtest.replay.slices import fleet_flops_per_s, ideal_flops, sample_conversations, spread
+from loadtest.traffic import TrafficRow
+from router.errors import ConfigError
+from router.fleet import Fleet
+
+COARSE_SHARE = 0.9  # fewer distinct timestamps than this for each request: the clock was coarse, not the arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is asked of a trace.
+
+    requests : about how many, whole conversations; None all
+    load : ideal cached prefill load of the fleet, > 0; None leaves the times to `speedup`
+    speedup : arrivals this much faster than in the trace, > 0; ignored with `load`
+    seed : of the draw and the spreading
+    """
+
+    requests: int | None = None
+    load: float | None = None
+    speedup: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.requests is None or self.requests >= 1, "requests", self.requests)
+        require(self.load is None or 0 < self.load < float("inf"), "load", self.load)
+        require(0 < self.speedup < float("inf"), "speedup", self.speedup)
+
+
+def arrivals(trace: Trace, fleet: Fleet, demand: Demand) -> list[TrafficRow]:
+    """The requests of one run in order of arrival, the first at 0, each with an id for every block it fills.
+
+    Raises
+    ------
+    ConfigError : a load is asked of a trace that has no length in time, or of a fleet without a model.
+    """
+    rows = _with_ids(_selected(trace.rows, demand), trace.block_tokens)
+    times_s = _spread_if_coarse([row.at_s for row in rows], demand.seed)
+    if demand.load is None:
+        factor = 1.0 / demand.speedup
+    else:
+        factor = stretch(rows, times_s[-1] - times_s[0], fleet, load=demand.load, block_tokens=trace.block_tokens)
+    return [
+        msgspec.structs.replace(row, at_s=(at_s - times_s[0]) * factor) for row, at_s in zip(rows, times_s, strict=True)
+    ]
+
+
+def stretch(rows: Sequence[TrafficRow], span_s: float, fleet: Fleet, *, load: float, block_tokens: int) -> float:
+    """Factor on all times at which `rows`, now over `span_s`, load `fleet` to `load`."""
+    if fleet.model is None:
+        raise ConfigError("the fleet file names no model, so no load can be computed; use --speedup")
+    if span_s <= 0:
+        raise ConfigError("all requests of the trace arrive at once, so no load can be set; use --speedup")
+    busy_s = ideal_flops(rows, fleet.model, block_tokens) / fleet_flops_per_s(fleet)
+    return busy_s / load / span_s
+
+
+def _selected(rows: list[TrafficRow], demand: Demand) -> list[TrafficRow]:
+    if demand.requests is None or demand.requests >= len(rows):
+        return rows
+    return [rows[index] for index in sample_conversations(rows, demand.requests, demand.seed)]
+
+
+def _spread_if_coarse(times_s: list[float], seed: int) -> list[float]:
+    if len(set(times_s)) >= COARSE_SHARE * len(times_s):
+        return times_s
+    return spread(times_s, random.Random(f"{seed}/arrivals"))
+
+
+def _with_ids(rows: list[TrafficRow], block_tokens: int) -> list[TrafficRow]:
+    """Rows as they are when they name all their blocks; else blocks nobody shares fill the gap."""
+    fresh = count(max((max(row.hash_ids) for row in rows if row.hash_ids), default=-1) + 1)
+    full = []
+    for row in rows:
+        missing = -(-row.input_length // block_tokens) - len(row.hash_ids)
+        if missing > 0:
+            row = msgspec.structs.replace(row, hash_ids=[*row.hash_ids, *(next(fresh) for _ in range(missing))])
+        full.append(row)
+    return full

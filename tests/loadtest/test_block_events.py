@@ -1,0 +1,102 @@
+"""Plain events must say what the router's decoder reads from the bytes of the same events."""
+
+from __future__ import annotations
+
+import msgspec
+
+from estimators.tiers import Tier
+from loadtest.replay.block_events import plain_batch, plain_store_batch, wire_batch, wire_store_batches
+from router.directory import Directory
+from router.signals import wire
+from sim_backends.cache_events import CacheEvent, Cleared, EventBatch, OffDevice, Removed, Stored
+from sim_backends.event_wire import MasterEncoder
+from sim_backends.store import StoreChange
+
+MODEL = "m"
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+EVENTS: list[CacheEvent] = [
+    Stored([digest(1), digest(2)], None, [70, 71]),
+    Stored([digest(3)], digest(2), [72]),
+    Removed(digest(3)),
+    Removed(digest(2)),
+    Stored([digest(2)], digest(1), [71]),
+]
+
+
+def a_batch(events: list[CacheEvent], off_device: list[OffDevice] | None = None) -> EventBatch:
+    return EventBatch(1.0, events, off_device or [])
+
+
+CHANGES = [
+    StoreChange(1.0, digest(1), stored=True),
+    StoreChange(1.0, digest(2), stored=True),
+    StoreChange(1.0, digest(1), stored=False),
+    StoreChange(1.0, digest(3), stored=True),
+]
+
+
+def what_it_holds(batches: list[wire.Batch], store: list[wire.Batch]) -> list[dict[Tier, tuple[int, ...]]]:
+    """Holders of every block of a three block prompt once the batches are applied."""
+    directory = Directory(1, 1)
+    directory.add_source(0, MODEL)
+    for batch in batches:
+        directory.apply(0, batch, 1.0)
+    for batch in store:
+        directory.apply_store(batch, 1.0)
+    chain = list(directory._index.masks[Tier.HBM]) + list(directory._index.masks[Tier.REMOTE])
+    return [directory.holders(block) for block in sorted(set(chain))]
+
+
+def test_a_stored_event_is_the_same_either_way() -> None:
+    plain, decoded = plain_batch(a_batch(EVENTS[:1])).events[0], wire_batch(a_batch(EVENTS[:1]), 1).events[0]
+    assert isinstance(plain, wire.Stored)
+    assert isinstance(decoded, wire.Stored)
+    assert msgspec.structs.replace(decoded, kind=None, extras=None) == plain
+
+
+def test_removals_that_follow_one_another_are_one_event_in_their_place() -> None:
+    events = plain_batch(a_batch(EVENTS)).events
+    assert [type(event).__name__ for event in events] == ["Stored", "Stored", "Removed", "Stored"]
+    removed = events[2]
+    assert isinstance(removed, wire.Removed)
+    assert removed.hashes == [3, 2]
+
+
+def test_a_cleared_cache_is_told_after_what_came_before() -> None:
+    events = plain_batch(a_batch([*EVENTS[:3], Cleared()])).events
+    assert isinstance(events[-1], wire.Cleared)
+    assert what_it_holds([plain_batch(a_batch([*EVENTS, Cleared()]))], []) == []
+
+
+def test_store_changes_keep_their_order() -> None:
+    events = plain_store_batch(CHANGES, MODEL).events
+    assert [(type(event).__name__, event.hashes) for event in events if not isinstance(event, wire.Cleared)] == [
+        ("Stored", [1, 2]),
+        ("Removed", [1]),
+        ("Stored", [3]),
+    ]
+
+
+def test_the_directory_believes_the_same_either_way() -> None:
+    encoder = MasterEncoder(model=MODEL, block_tokens=1, backend_id="store")
+    plain = what_it_holds([plain_batch(a_batch(EVENTS))], [plain_store_batch(CHANGES, MODEL)])
+    encoded = what_it_holds([wire_batch(a_batch(EVENTS), 1)], wire_store_batches(CHANGES, encoder))
+    assert plain == encoded
+    assert sorted(map(len, plain)) == [1, 1, 2]  # one block in memory, one in the store, one in both
+
+
+def test_copies_on_host_and_disk_are_believed_and_forgotten() -> None:
+    copies = [OffDevice(digest(1), "host", stored=True), OffDevice(digest(2), "disk", stored=True)]
+    first = plain_batch(a_batch(EVENTS[:1], copies))
+    held = what_it_holds([first], [])
+    assert [set(tiers) for tiers in held] in (
+        [{Tier.HBM, Tier.HOST}, {Tier.HBM, Tier.DISK}],
+        [{Tier.HBM, Tier.DISK}, {Tier.HBM, Tier.HOST}],
+    )
+    later = plain_batch(a_batch([], [OffDevice(digest(1), "host", stored=False)]))
+    assert Tier.HOST not in {tier for tiers in what_it_holds([first, later], []) for tier in tiers}

@@ -1,0 +1,164 @@
+"""`tfirst replay` as a person starts it, on a small piece of the demo's traffic."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from loadtest.replay.central import ORDERS
+from router.cli.main import main
+from tests.loadtest.test_formats import AZURE_2023, BAILIAN, BURSTGPT, MOONCAKE
+
+DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
+TRACE = str(DEMO / "traffic.jsonl.gz")
+SMALL = ["replay", "--trace", TRACE, "--fleet", str(DEMO / "fleet.yaml"), "--requests", "40", "--jobs", "1"]
+
+
+def numbers(path: Path) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["runs"]
+    return runs
+
+
+def test_one_call_compares_rules_and_writes_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "html")}
+    flags = [part for name, path in files.items() for part in (f"--{name}", str(path))]
+    status = main(
+        [*SMALL, "--load", "0.4,0.7", "--policy", "round_robin,e2e", "--receipts", str(tmp_path / "r"), *flags]
+    )
+    assert status == 0
+    shown = capsys.readouterr().out
+    assert "round_robin" in shown
+    assert "ideal cached load 0.7" in shown
+    keys = [(run["policy"], run["load"]) for run in numbers(files["json"])]
+    assert keys == [("round_robin", 0.4), ("e2e", 0.4), ("round_robin", 0.7), ("e2e", 0.7)]
+    assert len(list(csv.reader(files["csv"].read_text().splitlines()))) == 5
+    assert files["html"].read_text().count("<svg") == 13
+    written = sorted(path.name for path in (tmp_path / "r").iterdir())
+    assert written == sorted(f"{policy}-load{load:g}-seed0.jsonl" for policy, load in keys)
+
+
+def test_receipts_of_a_run_can_be_replayed_themselves(tmp_path: Path) -> None:
+    assert main([*SMALL, "--policy", "e2e", "--receipts", str(tmp_path)]) == 0
+    receipts = tmp_path / "e2e-seed0.jsonl"
+    out = tmp_path / "again.json"
+    assert main(["replay", "--trace", str(receipts), "--policy", "e2e", "--jobs", "1", "--json", str(out)]) == 0
+    setting = msgspec.json.decode(out.read_bytes())["setting"]
+    assert (setting["format"], setting["rows"]) == ("receipts", len(receipts.read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    "text", [MOONCAKE, BAILIAN, BURSTGPT, AZURE_2023], ids=["mooncake", "bailian", "burstgpt", "azure"]
+)
+def test_every_public_format_can_be_played(tmp_path: Path, text: str) -> None:
+    trace, out = tmp_path / "trace", tmp_path / "out.json"
+    trace.write_text(text)
+    flags = ["--policy", "e2e", "--warm-up", "0", "--jobs", "1", "--json", str(out)]
+    assert main(["replay", "--trace", str(trace), *flags]) == 0
+    assert numbers(out)[0]["requests"] == 2
+
+
+def test_processes_side_by_side_give_the_numbers_of_one(tmp_path: Path) -> None:
+    runs = []
+    for jobs in ("1", "2"):
+        out = tmp_path / f"{jobs}.json"
+        command = [*SMALL[:-1], jobs, "--policy", "round_robin,e2e", "--json", str(out)]
+        subprocess.run(
+            [sys.executable, "-m", "router.cli.main", *command], check=True, capture_output=True, timeout=120
+        )
+        runs.append(numbers(out))
+    clocks = {"took_s", "decision_mean_s", "decision_p99_s"}
+    alone, together = ([{k: v for k, v in run.items() if k not in clocks} for run in one] for one in runs)
+    assert alone == together
+
+
+def test_seeds_differ_and_the_same_seed_does_not(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    for out in (first, second):
+        assert main([*SMALL, "--policy", "e2e", "--seeds", "3,4", "--load", "0.5", "--json", str(out)]) == 0
+    means = [[run["first_token_mean_s"] for run in numbers(out)] for out in (first, second)]
+    assert means[0] == means[1]
+    assert means[0][0] != means[0][1]
+
+
+def test_the_bounds_stand_beside_the_rules_and_below_them(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert main([*SMALL, "--load", "0.8", "--policy", ",".join(["e2e", *ORDERS]), "--json", str(out)]) == 0
+    mean_s = {run["policy"]: run["first_token_mean_s"] for run in numbers(out)}
+    bound_s = numbers(out)[0]["bound_s"]
+    assert bound_s <= mean_s["central_sjf"] * 1.02  # the bound is exact only without jitter
+    assert mean_s["central_sjf"] <= mean_s["e2e"]
+
+
+def test_wrong_estimates_and_late_events_make_another_run(tmp_path: Path) -> None:
+    seen = []
+    for number, flags in enumerate(([], ["--estimator-error", "0.5"], ["--event-delay-ms", "60000"])):
+        out = tmp_path / f"{number}.json"
+        assert main([*SMALL, "--policy", "e2e", "--load", "0.7", *flags, "--json", str(out)]) == 0
+        seen.append(numbers(out)[0]["first_token_mean_s"])
+    assert len(set(seen)) == 3
+
+
+def test_a_made_fleet_with_prices_has_a_cost(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--replicas", "3", "--cards", "H20", "--card-price", "H20=2", "--policy", "e2e", "--json", str(out)]
+    assert main(["replay", "--trace", TRACE, "--requests", "30", "--jobs", "1", *flags]) == 0
+    assert numbers(out)[0]["cost_per_request"] > 0
+
+
+def test_requests_that_were_not_answered_make_the_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %d, "input_length": %d, "output_length": 3, "hash_ids": []}\n'
+    trace.write_text("".join(line % (1000 * i, length) for i, length in enumerate([600, 600, 200_000])))
+    assert main(["replay", "--trace", str(trace), "--policy", "e2e", "--jobs", "1"]) == 1
+    assert "1 counted requests were not answered" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--policy", "nonsense"], "there is no policy 'nonsense'"),
+        (["--policy", ","], "--policy names no policy"),
+        (["--replicas", "4"], "--fleet already says which replicas there are"),
+        (["--card-price", "B200=3"], "the fleet has no card 'B200'"),
+        (["--card-price", "A100=free"], "--card-price A100=free"),
+        (["--html", "/nowhere/at/all.html"], "--html /nowhere/at/all.html"),
+        (["--format", "azure"], "it is not in the format 'azure'"),
+    ],
+)
+def test_a_wrong_flag_is_one_clear_sentence(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *flags]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--load", "0"), ("--load", "much"), ("--seeds", "-1"), ("--warm-up", "1"), ("--jobs", "0"), ("--speedup", "nan")],
+)
+def test_a_number_out_of_range_is_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*SMALL, flag, value])
+    assert caught.value.code == 2
+    assert f"argument {flag}" in capsys.readouterr().err
+
+
+def test_a_load_and_a_speed_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--load", "0.5", "--speedup", "2"])
+    assert "not allowed with argument --load" in capsys.readouterr().err
+
+
+def test_what_is_no_trace_is_one_clear_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "poem.txt"
+    path.write_text("roses are red\n")
+    assert main(["replay", "--trace", str(path)]) == 2
+    assert (
+        capsys.readouterr().err.strip().startswith(f"tfirst replay: trace {path}: its first line is that of no known")
+    )

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.replay.fleets import of_cards, of_file
+from loadtest.replay.formats import Trace
+from loadtest.replay.slices import fleet_flops_per_s, ideal_flops
+from loadtest.replay.workload import Demand, arrivals
+from loadtest.traffic import TrafficRow
+from router.errors import ConfigError
+
+DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
+FLEET = of_file(DEMO / "fleet.yaml").router
+
+
+def a_trace(*, talks: int = 8, turns: int = 3, step_s: float = 10.0, block_tokens: int = 512) -> Trace:
+    """Conversations whose turns share a prefix; all talks of one turn arrive in pairs at one coarse timestamp."""
+    rows = [
+        TrafficRow(
+            at_s=step_s * (turn * talks // 2 + talk // 2),
+            input_length=block_tokens * (2 + turn) - 5,
+            output_length=4,
+            hash_ids=[0, *range(100 * (talk + 1), 100 * (talk + 1) + 1 + turn)],
+        )
+        for turn in range(turns)
+        for talk in range(talks)
+    ]
+    return Trace(rows, "mooncake", block_tokens, has_prefixes=True)
+
+
+def a_trace_without_prefixes() -> Trace:
+    rows = [TrafficRow(at_s=1.5 * i, input_length=600 + i, output_length=4, hash_ids=[]) for i in range(10)]
+    return Trace(rows, "azure", 512, has_prefixes=False)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.9])
+@pytest.mark.parametrize("block_tokens", [16, 512])
+def test_a_perfect_cache_would_leave_the_stated_load(load: float, block_tokens: int) -> None:
+    trace = a_trace(block_tokens=block_tokens)
+    rows = arrivals(trace, FLEET, Demand(load=load))
+    assert FLEET.model is not None
+    busy_s = ideal_flops(rows, FLEET.model, block_tokens) / fleet_flops_per_s(FLEET)
+    assert busy_s / rows[-1].at_s == pytest.approx(load)
+
+
+def test_twice_the_speed_halves_every_time() -> None:
+    slow, fast = (arrivals(a_trace(), FLEET, Demand(speedup=speedup)) for speedup in (1.0, 2.0))
+    assert [row.at_s for row in fast] == pytest.approx([row.at_s / 2 for row in slow])
+
+
+def test_coarse_timestamps_are_spread_and_fine_ones_are_kept() -> None:
+    coarse = arrivals(a_trace(), FLEET, Demand())
+    assert len({row.at_s for row in coarse}) > 20
+    assert [row.at_s for row in coarse] == sorted(row.at_s for row in coarse)
+    fine = arrivals(a_trace_without_prefixes(), FLEET, Demand())
+    assert [row.at_s for row in fine] == [1.5 * i for i in range(10)]
+
+
+def test_the_first_request_arrives_at_zero() -> None:
+    assert arrivals(a_trace(), FLEET, Demand(requests=6, load=0.5))[0].at_s == 0.0
+
+
+def test_a_part_is_made_of_whole_conversations_and_depends_on_the_seed() -> None:
+    trace = a_trace()
+    some, same, other = (arrivals(trace, FLEET, Demand(requests=9, seed=seed)) for seed in (1, 1, 2))
+    assert some == same
+    assert [row.hash_ids for row in some] != [row.hash_ids for row in other]
+    talks = [row.hash_ids[1] for row in some]
+    assert all(talks.count(talk) == 3 for talk in talks)
+
+
+def test_a_trace_without_prefixes_shares_nothing() -> None:
+    rows = arrivals(a_trace_without_prefixes(), FLEET, Demand())
+    ids = [block for row in rows for block in row.hash_ids]
+    assert len(ids) == len(set(ids))
+    assert [len(row.hash_ids) for row in rows] == [2] * 10
+
+
+def test_missing_ids_at_the_end_of_a_prompt_are_blocks_nobody_shares() -> None:
+    trace = Trace([TrafficRow(0.0, 1500, 1, [7]), TrafficRow(1.0, 1500, 1, [7])], "mooncake", 512, has_prefixes=True)
+    first, second = arrivals(trace, FLEET, Demand())
+    assert first.hash_ids[0] == second.hash_ids[0] == 7
+    assert not set(first.hash_ids[1:]) & set(second.hash_ids[1:])
+    assert len(first.hash_ids) == len(second.hash_ids) == 3
+
+
+def test_a_load_cannot_be_set_when_everything_arrives_at_once() -> None:
+    trace = Trace([TrafficRow(0.0, 100, 1, [1])] * 3, "mooncake", 512, has_prefixes=True)
+    with pytest.raises(ConfigError, match="at once"):
+        arrivals(trace, FLEET, Demand(load=0.5))
+
+
+@pytest.mark.parametrize("wrong", [{"requests": 0}, {"load": 0.0}, {"speedup": -1.0}, {"load": float("nan")}])
+def test_a_demand_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Demand(**wrong)  # type: ignore[arg-type]
+
+
+def test_both_readings_of_a_made_fleet_name_the_same_replicas() -> None:
+    fleets = of_cards(6, ["A100", "H20"])
+    assert [replica.name for replica in fleets.router.replicas] == fleets.replicas
+    assert fleets.cards == ["A100"] * 3 + ["H20"] * 3
+    assert fleets.router.store is not None
+    assert fleets.router.speed == fleets.engines.speed == 1.0
+
+
+@pytest.mark.parametrize(("replicas", "cards", "words"), [(4, ["B999"], "B999"), (1, ["A100", "H20"], "fewer")])
+def test_a_fleet_that_cannot_be_made_is_refused(replicas: int, cards: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        of_cards(replicas, cards)
+
+
+def test_a_broken_fleet_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    with pytest.raises(ConfigError, match=r"fleet\.yaml: No such file"):
+        of_file(path)
+    path.write_text("replicas: []\nmodel: 3\n")
+    with pytest.raises(ConfigError, match=r"fleet\.yaml"):
+        of_file(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [("ranks: 2", "2 ranks behind one URL"), ("role: prefill", "role prefill")],
+)
+def test_a_fleet_the_router_has_no_choice_for_is_refused(tmp_path: Path, more: str, words: str) -> None:
+    text = (
+        (DEMO / "fleet.yaml").read_text().replace("{name: a100-0, card: A100}", f"{{name: a100-0, card: A100, {more}}}")
+    )
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text + "\npeers: {link: store}\n")
+    with pytest.raises(ConfigError, match=f"replica 'a100-0' has {words}, which cannot be replayed"):
+        of_file(path)
