@@ -7,6 +7,7 @@ view's columns in step with every change.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from math import ceil, isnan, nan
 
@@ -61,7 +62,8 @@ class Ledger:
     def __init__(self, view: FleetView, step_tokens: int) -> None:
         self._view = view
         self._step_tokens = step_tokens
-        self._waiting: list[dict[Booking, None]] = [{} for _ in range(view.rows)]
+        # Ordered dictionaries: the first of a plain one takes ever longer to find when firsts are deleted.
+        self._waiting: list[OrderedDict[Booking, None]] = [OrderedDict() for _ in range(view.rows)]
 
     def place(self, request: RequestFacts, row: int, path: Path, estimates: Estimates, now_s: float) -> Booking:
         """Book `request` on `row` by `path`, as estimated."""
