@@ -77,6 +77,9 @@ def _traffic_flags(group: Group) -> None:
         metavar="N",
         help="about N, in whole conversations drawn by the seed (default all)",
     )
+    group.add_argument(
+        "--no-shared-prefixes", action="store_true", help="every prompt its own: the control in which no cache can help"
+    )
     pace = group.add_mutually_exclusive_group()
     pace.add_argument(
         "--load", type=numbers(float, "loads above 0"), metavar="X,..", help="ideal cached load, or several to sweep"
@@ -231,7 +234,7 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     return [
         Job(
             source=source,
-            demand=Demand(args.requests, load, args.speedup or 1.0, seed),
+            demand=Demand(args.requests, load, args.speedup or 1.0, seed, shared_prefixes=not args.no_shared_prefixes),
             conditions=conditions_of(args, policy, seed, directed=directed),
             warm_up=args.warm_up,
             deadline_s=args.deadline_s,

@@ -34,12 +34,14 @@ class Demand:
     load : ideal cached prefill load of the fleet, > 0; None leaves the times to `speedup`
     speedup : arrivals this much faster than in the trace, > 0; ignored with `load`
     seed : of the draw and the spreading
+    shared_prefixes : False makes every block its own, the control in which no cache can help
     """
 
     requests: int | None = None
     load: float | None = None
     speedup: float = 1.0
     seed: int = 0
+    shared_prefixes: bool = True
 
     def __post_init__(self) -> None:
         require(self.requests is None or self.requests >= 1, "requests", self.requests)
@@ -54,7 +56,10 @@ def arrivals(trace: Trace, fleet: Fleet, demand: Demand) -> list[TrafficRow]:
     ------
     ConfigError : a load is asked of a trace that has no length in time, or of a fleet without a model.
     """
-    rows = _with_ids(_selected(trace.rows, demand), trace.block_tokens)
+    rows = _selected(trace.rows, demand)
+    if not demand.shared_prefixes:
+        rows = [msgspec.structs.replace(row, hash_ids=[]) for row in rows]
+    rows = _with_ids(rows, trace.block_tokens)
     times_s = _spread_if_coarse([row.at_s for row in rows], demand.seed)
     if demand.load is None:
         factor = 1.0 / demand.speedup

@@ -78,6 +78,16 @@ def test_a_trace_without_prefixes_shares_nothing() -> None:
     assert [len(row.hash_ids) for row in rows] == [2] * 10
 
 
+def test_the_control_shares_no_block_and_keeps_everything_else() -> None:
+    trace = a_trace()
+    shared, control = (arrivals(trace, FLEET, Demand(shared_prefixes=shares)) for shares in (True, False))
+    ids = [hash_id for row in control for hash_id in row.hash_ids]
+    assert len(ids) == len(set(ids)) == sum(len(row.hash_ids) for row in shared)
+    assert [(r.at_s, r.input_length, r.output_length) for r in control] == [
+        (r.at_s, r.input_length, r.output_length) for r in shared
+    ]
+
+
 def test_missing_ids_at_the_end_of_a_prompt_are_blocks_nobody_shares() -> None:
     trace = Trace([TrafficRow(0.0, 1500, 1, [7]), TrafficRow(1.0, 1500, 1, [7])], "mooncake", 512, has_prefixes=True)
     first, second = arrivals(trace, FLEET, Demand())
