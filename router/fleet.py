@@ -85,7 +85,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     role: Literal["both", "prefill", "decode"] = "both"
     ranks: Count = 1
     start_s: NotNegative = 0.0
-    slow: Positive = 1.0
+    slow: Annotated[float, msgspec.Meta(ge=1)] = 1.0
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

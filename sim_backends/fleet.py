@@ -150,7 +150,7 @@ class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     role: str = "both"
     ranks: Count = 1
     start_s: NotNegative = 0.0
-    slow: Positive = 1.0
+    slow: Annotated[float, msgspec.Meta(ge=1)] = 1.0
 
 
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

@@ -43,6 +43,9 @@ exit status: 0 every request was answered, 1 some were not, 2 a wrong flag, trac
 """
 
 
+LARGEST_ERROR = 10.0  # standard deviation of the factor on an estimate
+
+
 class ReplayCommand:
     """The subcommand, as `router.cli.main` finds it."""
 
@@ -221,7 +224,11 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     source = source_of(args)
     trace_of(source)  # read here first, so that what is wrong with it is said before any process is started
     fleet = fleet_of(source)
-    policies = [name.strip() for name in args.policy.split(",") if name.strip()]
+    policies = list(dict.fromkeys(name.strip() for name in args.policy.split(",") if name.strip()))
+    if args.estimator_error > LARGEST_ERROR:
+        raise ConfigError(f"--estimator-error {args.estimator_error:g}: more than {LARGEST_ERROR:g} is no estimate")
+    if 0 < args.load_report_period_ms < 1:
+        raise ConfigError("--load-report-period-ms must be 0 or at least 1")
     for name in policies:
         if name not in ORDERS:
             build_policy(name, {}, 0)
@@ -339,6 +346,8 @@ def check_outputs(args: argparse.Namespace) -> None:
             raise ConfigError(f"--receipts {args.receipts}: {exc.strerror}") from exc
     for flag in ("json", "csv", "html"):
         path = getattr(args, flag)
+        if path is not None and path.is_dir():
+            raise ConfigError(f"--{flag} {path}: it is a folder")
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             raise ConfigError(f"--{flag} {path}: its folder does not exist or cannot be written")
 

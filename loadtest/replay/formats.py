@@ -138,6 +138,8 @@ class Format:
     has_prefixes: bool = False
 
 
+LATEST_S = 1e12  # later is no time; NaN fails the comparison too
+
 # Tried in this order: a Bailian line has all marks of a Mooncake line.
 FORMATS: dict[str, Format] = {
     "bailian": Format(frozenset(BailianLine.__struct_fields__), False, _bailian, BAILIAN_BLOCK, has_prefixes=True),
@@ -162,10 +164,13 @@ def read_trace(path: Path, format_name: str | None = None) -> Trace:
     name = format_name or _detect(path, lines[0])
     use = FORMATS[name]
     try:
-        seen = sorted(use.read(lines), key=lambda row: row[0])
+        seen = list(use.read(lines))
     except (msgspec.DecodeError, ValueError, TypeError, KeyError, csv.Error) as exc:
         what = f"column {exc} is missing" if isinstance(exc, KeyError) else str(exc)
         raise BadTrace(path, f"it is not in the format {name!r}: {what}") from exc
+    if not all(0 <= abs(row[0]) < LATEST_S for row in seen):
+        raise BadTrace(path, "a time in it is not a finite number of seconds")
+    seen.sort(key=lambda row: row[0])
     rows = list(_rows(seen))
     if not rows:
         raise BadTrace(path, "no row has both a prompt and an output")

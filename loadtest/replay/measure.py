@@ -133,11 +133,12 @@ def summary(
         inside_deadline=ratio(in_time, int(counted.sum())),
         fetched_bytes=result.fetched_bytes,
         imbalance=imbalance(result, fleet),
-        cost_per_request=cost_per_request(result, in_time, card_prices or {}),
+        cost_per_request=cost_per_request(result, in_time, card_prices or {}, warm=limit.warm),
         decision_mean_s=mean(decisions_s),
         decision_p99_s=quantile(decisions_s, 0.99),
         bound_s=limit.mean_bound_s,
-        bound_ratio=ratio(mean(first_s), limit.mean_bound_s),
+        # The bound holds for all requests together: a mean without the refused ones may be below it.
+        bound_ratio=ratio(mean(first_s), limit.mean_bound_s) if ok.sum() == counted.sum() else nan,
         prediction_error_p50=quantile(np.abs(result.predicted_s[ok] - first_s) / first_s, 0.5),
         local_share=shares[0],
         remote_share=shares[1],
@@ -186,7 +187,8 @@ def prefill_work_s(result: Result, fleet: Fleet) -> Floats:
     for card, own_s in by_card.items():
         there = (cards == card) & result.answered
         work_s[there] = own_s[there]
-    return work_s
+    slow = np.array([*(replica.slow for replica in fleet.replicas), 1.0])[result.row]
+    return np.asarray(work_s * slow)
 
 
 def busy_s(result: Result, fleet: Fleet) -> Floats:
@@ -201,11 +203,14 @@ def imbalance(result: Result, fleet: Fleet) -> float:
     return ratio(float(busy.max()), float(busy.mean()))
 
 
-def cost_per_request(result: Result, in_time: int, card_prices: dict[str, float]) -> float:
-    """Price of the whole fleet over the run, for each request inside its deadline; NaN when a card has no price."""
+def cost_per_request(result: Result, in_time: int, card_prices: dict[str, float], *, warm: int = 0) -> float:
+    """Price of the whole fleet for each request inside its deadline; NaN when a card has no price.
+
+    in_time : of the requests from number `warm` on; the fleet is paid from the arrival of that one.
+    """
     if in_time == 0 or not all(card in card_prices for card in result.cards):
         return nan
-    hours = float(np.nanmax(result.arrived_s + result.ended_s)) / 3600
+    hours = (float(np.nanmax(result.arrived_s + result.ended_s)) - float(result.arrived_s[warm])) / 3600
     return sum(card_prices[card] for card in result.cards) * hours / in_time
 
 

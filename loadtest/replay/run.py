@@ -233,7 +233,9 @@ class Replay:
             self._on_receipt(receipt)
 
     def _fetched_bytes(self) -> float:
-        tokens = sum(engine.counters.external_hits for engine in self._world.engines)
+        """What was read from the store or a peer and used; a replica's own host and disk are none."""
+        fetchers = [engine.fetcher for engine in self._world.engines if engine.fetcher is not None]
+        tokens = sum(fetcher.fetched_tokens["store"] + fetcher.fetched_tokens["peer"] for fetcher in fetchers)
         return float(tokens * self._fleets.engines.model.kv_bytes_per_token)
 
     def _assembled(self) -> Core:

@@ -56,11 +56,13 @@ def arrivals(trace: Trace, fleet: Fleet, demand: Demand) -> list[TrafficRow]:
     ------
     ConfigError : a load is asked of a trace that has no length in time, or of a fleet without a model.
     """
-    rows = _selected(trace.rows, demand)
+    spread_s = _spread_if_coarse([row.at_s for row in trace.rows], demand.seed)  # gaps are those of the whole trace
+    every = [msgspec.structs.replace(row, at_s=at_s) for row, at_s in zip(trace.rows, spread_s, strict=True)]
+    rows = _selected(every, demand)
     if not demand.shared_prefixes:
         rows = [msgspec.structs.replace(row, hash_ids=[]) for row in rows]
     rows = _with_ids(rows, trace.block_tokens)
-    times_s = _spread_if_coarse([row.at_s for row in rows], demand.seed)
+    times_s = [row.at_s for row in rows]
     if demand.load is None:
         factor = 1.0 / demand.speedup
     else:

@@ -4,6 +4,7 @@ import importlib
 from math import inf, isnan, nan
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from loadtest.replay.measure import (
     Summary,
     busy_s,
     ceiling,
+    cost_per_request,
     goodput,
     grouped,
     spread_of,
@@ -125,6 +127,20 @@ def test_cost_is_the_whole_fleets_for_each_request_in_time() -> None:
     numbers = a_summary(result, prices={"A100": 3600.0})
     assert numbers.cost_per_request == pytest.approx(2 * 21.0 / 2)
     assert isnan(a_summary(result).cost_per_request)
+
+
+def test_cost_is_that_of_the_time_in_which_its_requests_arrived() -> None:
+    result = a_result([1.0, 1.0, 1.0, 1.0])
+    hours = (float((result.arrived_s + result.ended_s).max()) - float(result.arrived_s[2])) / 3600
+    assert cost_per_request(result, 2, {"A100": 3600.0}, warm=2) == pytest.approx(2 * 3600.0 * hours / 2)
+
+
+def test_the_work_of_a_slow_replica_is_that_much_more() -> None:
+    result = a_result([1.0, 1.5])
+    slow = msgspec.structs.replace(
+        FLEET, replicas=[msgspec.structs.replace(replica, slow=3.0) for replica in FLEET.replicas]
+    )
+    assert busy_s(result, slow).tolist() == pytest.approx((3.0 * busy_s(result, FLEET)).tolist())
 
 
 def test_an_interval_over_two_seeds_is_wide_and_over_one_is_unknown() -> None:

@@ -162,3 +162,33 @@ def test_what_is_no_trace_is_one_clear_sentence(tmp_path: Path, capsys: pytest.C
     assert (
         capsys.readouterr().err.strip().startswith(f"tfirst replay: trace {path}: its first line is that of no known")
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--html", "{tmp}"], "it is a folder"),
+        (["--estimator-error", "1e200"], "--estimator-error"),
+        (["--load-report-period-ms", "1e-9"], "--load-report-period-ms"),
+    ],
+)
+def test_what_could_only_fail_after_a_long_run_is_refused_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    assert main([*SMALL, "--policy", "e2e", *(flag.format(tmp=tmp_path) for flag in flags)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("time", ["nan", "inf", "1e308"])
+def test_a_time_that_is_no_time_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], time: str) -> None:
+    trace = tmp_path / "burst.csv"
+    head, first, *_ = BURSTGPT.splitlines()
+    trace.write_text("\n".join([head, first, f"{time},{first.split(',', 1)[1]}"]))
+    assert main(["replay", "--trace", str(trace), "--policy", "e2e", "--jobs", "1"]) == 2
+    assert "finite" in capsys.readouterr().err
+
+
+def test_a_rule_named_twice_is_played_once(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert main([*SMALL, "--policy", "ttft,ttft", "--json", str(out)]) == 0
+    assert [run["policy"] for run in numbers(out)] == ["ttft"]

@@ -58,6 +58,17 @@ def test_coarse_timestamps_are_spread_and_fine_ones_are_kept() -> None:
     assert [row.at_s for row in fine] == [1.5 * i for i in range(10)]
 
 
+def test_a_small_part_of_a_coarse_trace_is_spread_as_the_whole_is() -> None:
+    rows = [
+        TrafficRow(at_s=3.0 * stamp, input_length=600, output_length=4, hash_ids=[0, 1 + 10 * stamp + i])
+        for stamp in range(200)
+        for i in range(10)
+    ]
+    part = arrivals(Trace(rows, "mooncake", 512, has_prefixes=True), FLEET, Demand(requests=40))
+    on_the_grid = sum((row.at_s / 3.0).is_integer() for row in part)
+    assert on_the_grid <= 2
+
+
 def test_the_first_request_arrives_at_zero() -> None:
     assert arrivals(a_trace(), FLEET, Demand(requests=6, load=0.5))[0].at_s == 0.0
 
