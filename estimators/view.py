@@ -67,8 +67,3 @@ class FleetView:
 
         self.coefficients = np.tile(prior_coefficients(), (rows, 1))
         self.pace_scale = np.ones(rows)
-
-    @property
-    def ready_rows(self) -> npt.NDArray[np.intp]:
-        """Rows that may be chosen, ascending."""
-        return np.flatnonzero(self.ready)

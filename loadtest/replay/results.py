@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from estimators.paths import PATHS
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -89,8 +87,3 @@ def blank(label: str, *, replicas: list[str], cards: list[str], requests: int) -
         fetched_tokens=zero.copy(),
         path=np.full(requests, -1, dtype=np.int64),
     )
-
-
-def path_name(index: int) -> str:
-    """Name of an entry of `Result.path`."""
-    return PATHS[index].value if index >= 0 else "unknown"
