@@ -1,10 +1,13 @@
 """What placing one request costs everybody else, in seconds: the price of work.
 
 Model     queue behind      lambda / (2 (1 - rho)) ((Q + w)^2 - Q^2), the difference of the M/G/1 first-come
-                            value function before and after w seconds of work join
+                            value function before and after w seconds of work join. Later arrivals only: this
+                            request's own wait is in T_first already. The variance of the work is not in it: the
+                            value function's slope in the backlog does not depend on it
           running decodes   n_dec C + d_step x their expected remaining tokens: they stand still while this
                             prefill runs, and this request's KV lengthens each of their later steps
-Valid     rho < 1; clipped at 0.95, where the price is high and still finite
+Valid     rho < 1; clipped at 0.95, where the price is high and still finite. Exact for Poisson arrivals at a replica
+          that keeps getting lambda; a rule that reads the price sends fewer to a long queue, so it is then too high
 Blind to  chunking, which hides part of the stand-still; a policy's weight stands for that
 Source    shape of the value function: Krishnan 1990, Hyytiae et al. 2012; terms as in docs/objectives.md
 """
