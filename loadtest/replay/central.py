@@ -1,10 +1,10 @@
 """Late binding: one queue before all replicas, from which a replica takes its next request when it is free.
 
 Model     free is a replica with no prefill waiting or running; decodes may run. It takes its next request between
-          two of its steps, if it has blocks for the prompt. Of several free ones a request goes to the one whose card
-          prefills it soonest, of equal ones to the one with the fewest decodes. One global cache with free transfer:
-          what a perfect cache has when a request arrives (`bounds.ideal_cached_tokens`) is declared present wherever
-          it runs
+          two of its steps, if it has blocks for the prompt. Of several free ones a request goes to the one that
+          prefills it soonest, a slow one as late as it is, of equal ones to the one with the fewest decodes. One
+          global cache with free transfer: what a perfect cache has when a request arrives
+          (`bounds.ideal_cached_tokens`) is declared present wherever it runs
 Valid     the same engines and steps as behind a router; outputs of up to MAX_TOKENS tokens, longer ones are cut there.
           A prompt that no replica can ever run is left unanswered
 Blind to  output lengths: decodes that outgrow the memory preempt as they do behind a router. A request that is
@@ -24,7 +24,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from loadtest.replay.bounds import Floats, ideal_cached_tokens, prefill_alone_s, prompt_tokens_of
+from loadtest.replay.bounds import Floats, fastest_s, ideal_cached_tokens, prefill_alone_s, prompt_tokens_of
 from loadtest.replay.results import Result, blank
 from loadtest.traffic import TOKENS_PER_ID, TrafficRow
 from sim_backends.fleet import Fleet
@@ -63,8 +63,9 @@ class Central:
         self._cached = ideal_cached_tokens(rows, block_tokens=fleet.block_tokens, tokens_per_id=tokens_per_id)
         alone_s = prefill_alone_s(fleet, prompt_tokens=prompt_tokens_of(rows), cached_tokens=self._cached)
         self._replica_of = [row for row, replica in enumerate(fleet.replicas) for _rank in range(replica.ranks)]
-        self._alone_s: list[Floats] = [alone_s[fleet.replicas[row].card] for row in self._replica_of]  # by engine
-        least_s = np.min(list(alone_s.values()), axis=0)
+        kinds = [(fleet.replicas[row].card, fleet.replicas[row].slow) for row in self._replica_of]
+        self._alone_s: list[Floats] = [alone_s[card] * slow for card, slow in kinds]  # by engine
+        least_s = fastest_s(fleet, alone_s)
         self._rank: Floats = least_s if order == "central_sjf" else np.arange(len(rows), dtype=np.float64)
         self._block_tokens = fleet.block_tokens
         self._queue: list[tuple[float, int]] = []  # (rank, request): a heap

@@ -94,7 +94,7 @@ def fleet_of(source: Source) -> Fleets:
 def traffic_of(source: Source, demand: Demand, warm_up: float) -> tuple[list[TrafficRow], Ceiling]:
     """The arrivals of a run and what no rule can beat on them: the same for every policy."""
     trace, fleet = trace_of(source), fleet_of(source)
-    rows = arrivals(trace, fleet.router, demand)
+    rows = arrivals(trace, fleet, demand)
     return rows, ceiling(_blocks(fleet, trace).engines, rows, block_tokens=trace.block_tokens, warm_up=warm_up)
 
 
