@@ -5,8 +5,8 @@ Model     free is a replica with no prefill waiting or running; decodes may run.
           prefills it soonest, a slow one as late as it is, of equal ones to the one with the fewest decodes. One
           global cache with free transfer: what a perfect cache has when a request arrives
           (`bounds.ideal_cached_tokens`) is declared present wherever it runs
-Valid     the same engines and steps as behind a router; outputs of up to MAX_TOKENS tokens, longer ones are cut there.
-          A prompt that no replica can ever run is left unanswered
+Valid     the same engines, steps and output limits as behind a router. A prompt that no replica can ever run is left
+          unanswered
 Blind to  output lengths: decodes that outgrow the memory preempt as they do behind a router. A request that is
           computed again after that counts as waiting, not as running
 Why two   `central_fcfs` takes the oldest request: the yardstick for placement. `central_sjf` takes the one with the
@@ -25,14 +25,13 @@ import msgspec
 import numpy as np
 
 from loadtest.replay.bounds import Floats, fastest_s, ideal_cached_tokens, prefill_alone_s, prompt_tokens_of
-from loadtest.replay.results import Result, blank
+from loadtest.replay.results import Result, blank, room_for_output
 from loadtest.traffic import TOKENS_PER_ID, TrafficRow
 from sim_backends.fleet import Fleet
 from sim_backends.requests import EngineRequest, Output
 from sim_backends.world import World, build
 
 ORDERS = ("central_fcfs", "central_sjf")
-MAX_TOKENS = 4096
 _FREE = -1
 
 
@@ -110,6 +109,7 @@ class Central:
     def _arrive(self, index: int, row: TrafficRow) -> None:
         self._result.arrived_s[index] = row.at_s
         self._result.prompt_tokens[index] = row.input_length
+        self._result.wanted_tokens[index] = row.output_length
         if any(self._can_run(replica, index) for replica in range(len(self._prefilling))):
             heapq.heappush(self._queue, (float(self._rank[index]), index))
 
@@ -129,7 +129,7 @@ class Central:
 
     def _can_run(self, row: int, index: int) -> bool:
         """Whether the replica could run the request if it had nothing else to do."""
-        return self._rows[index].input_length + MAX_TOKENS <= self._world.engines[row].max_model_len
+        return self._rows[index].input_length < self._world.engines[row].max_model_len
 
     def _has_room(self, row: int, index: int) -> bool:
         """Whether the replica has blocks for the prompt now; a request sent without would wait there."""
@@ -158,7 +158,7 @@ class Central:
             request_id=str(index),
             block_ids=list(range(asked.input_length // self._block_tokens)),
             prompt_tokens=asked.input_length,
-            max_tokens=MAX_TOKENS,
+            max_tokens=room_for_output(self._world.engines[row], asked),
             output_tokens=asked.output_length,
             # Its cache is what is declared and nothing else: work done for another counts only as the ideal has it.
             cache_salt=str(index),

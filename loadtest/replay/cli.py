@@ -209,9 +209,20 @@ def replay(args: argparse.Namespace) -> int:
     for table in tables(report, console.width):
         console.print(table)
     missing = sum(one.summary.refused for one in done)
-    if missing:
-        console.print(f"{missing} counted requests were not answered.")
+    for sentence in remarks(trace, done):
+        console.print(sentence)
     return EXIT_FAILED if missing else 0
+
+
+def remarks(trace: Trace, done: Sequence[Done]) -> Iterator[str]:
+    """What a reader of the numbers must know besides, all runs together."""
+    missing, cut = sum(one.summary.refused for one in done), sum(one.summary.cut for one in done)
+    if trace.left_out:
+        yield f"{trace.left_out} rows of the trace have no prompt or no output and were left out."
+    if cut:
+        yield f"{cut} counted answers were cut short: with their prompts they filled all a replica can hold."
+    if missing:
+        yield f"{missing} counted requests were not answered."
 
 
 def jobs_of(args: argparse.Namespace) -> list[Job]:

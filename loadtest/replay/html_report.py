@@ -17,7 +17,7 @@ import numpy as np
 from loadtest.replay import svg
 from loadtest.replay.central import ORDERS
 from loadtest.replay.jobs import Done
-from loadtest.replay.measure import Group, utilisation
+from loadtest.replay.measure import Group, Summary, utilisation
 from loadtest.replay.outputs import ROWS, Report, cell, known, percent, seconds
 from loadtest.replay.results import Floats
 from loadtest.replay.svg import Series, line_chart, scale_over, scatter
@@ -96,14 +96,17 @@ def _at(load: float | None) -> str:
 def _intro(report: Report) -> str:
     setting = report.setting
     kinds = ", ".join(f"{setting.cards.count(card)} x {card}" for card in dict.fromkeys(setting.cards))
+    left_out = f" ({setting.left_out} without prompt or output left out)" if setting.left_out else ""
     told = "no load reports" if setting.load_period_s is None else f"load reports every {setting.load_period_s:g} s"
-    return (
-        f"<p>{len(setting.replicas)} simulated replicas ({escape(kinds)}) behind the router's own dispatcher in virtual"
-        f" time. Trace in the format {escape(setting.format)}, {setting.rows} rows; the first {setting.warm_up:.0%} of"
-        f" each run are not counted. Deadline of the first token {setting.deadline_s:g} s. Cache events"
-        f" {setting.event_delay_s:g} s late, {told}, estimates wrong by {setting.estimator_error:.0%}, fetches decided"
-        f" by {'the router' if setting.fetch == 'directed' else 'the engines'}. tfirst {escape(report.version)}.</p>"
+    by = "the router" if setting.fetch == "directed" else "the engines"
+    sentences = (
+        f"{len(setting.replicas)} simulated replicas ({kinds}) behind the router's own dispatcher in virtual time.",
+        f"Trace in the format {setting.format}, {setting.rows} rows{left_out};",
+        f"the first {setting.warm_up:.0%} of each run are not counted.",
+        f"Deadline of the first token {setting.deadline_s:g} s. Cache events {setting.event_delay_s:g} s late, {told},",
+        f"estimates wrong by {setting.estimator_error:.0%}, fetches decided by {by}. tfirst {report.version}.",
     )
+    return f"<p>{escape(' '.join(sentences))}</p>"
 
 
 def _legend(colours: dict[str, str]) -> str:
@@ -305,11 +308,18 @@ def _predictions(details: Sequence[Done], colours: dict[str, str]) -> tuple[str,
     return "One dot a request; on the dashed line the prediction was right.", [
         Figure(
             done.summary.policy,
-            f"median error {percent(done.summary.prediction_error_p50)}",
+            _how_right(done.summary),
             scatter([cloud], x, y, radius=2, labels=False, diagonal=True),
         )
         for done, cloud in clouds
     ]
+
+
+def _how_right(run: Summary) -> str:
+    words = f"median error {percent(run.prediction_error_p50)}"
+    if isnan(run.coverage_p90) and isnan(run.coverage_p99):
+        return words
+    return f"{words}; p90 covers {percent(run.coverage_p90)}, p99 {percent(run.coverage_p99)}"
 
 
 def _cloud(done: Done, colours: dict[str, str]) -> Series:

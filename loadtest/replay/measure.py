@@ -4,7 +4,7 @@ Model     the first `warm_up` share of the requests is dropped everywhere but in
           bytes, imbalance). Slowdown is T_first over the best this request could have had. Intervals over seeds
           are Student's, at 95 %
 Valid     one trace at one load; NaN where nothing was observed
-Blind to  the predicted quantiles' coverage: the router predicts a mean only
+Blind to  how wide a predicted quantile is: one that is far too large covers everything
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Summary(msgspec.Struct, kw_only=True):
     seed: int
     requests: int  # counted, without the warm-up
     refused: int  # of those, not answered
+    cut: int  # of those, answered with fewer tokens than in the trace: more did not fit into a replica
     first_token_mean_s: float
     first_token_p50_s: float
     first_token_p90_s: float
@@ -84,6 +85,8 @@ class Summary(msgspec.Struct, kw_only=True):
     bound_s: float  # no rule's mean T_first can be lower
     bound_ratio: float  # mean T_first over that
     prediction_error_p50: float  # |predicted - observed| / observed
+    coverage_p90: float  # share of first tokens at or under their predicted 90 % quantile: right is 0.9
+    coverage_p99: float
     local_share: float  # requests by where most of their prompt came from
     remote_share: float
     recompute_share: float
@@ -119,6 +122,7 @@ def summary(
         seed=seed,
         requests=int(counted.sum()),
         refused=int((counted & ~result.answered).sum()),
+        cut=int((counted & result.cut).sum()),
         first_token_mean_s=mean(first_s),
         first_token_p50_s=quantile(first_s, 0.5),
         first_token_p90_s=quantile(first_s, 0.9),
@@ -140,6 +144,8 @@ def summary(
         # The bound holds for all requests together: a mean without the refused ones may be below it.
         bound_ratio=ratio(mean(first_s), limit.mean_bound_s) if ok.sum() == counted.sum() else nan,
         prediction_error_p50=quantile(np.abs(result.predicted_s[ok] - first_s) / first_s, 0.5),
+        coverage_p90=coverage(result.predicted_p90_s[ok], first_s),
+        coverage_p99=coverage(result.predicted_p99_s[ok], first_s),
         local_share=shares[0],
         remote_share=shares[1],
         recompute_share=shares[2],
@@ -157,6 +163,12 @@ def quantile(values: Floats, share: float) -> float:
     """Quantile of what is known; NaN of nothing."""
     known = values[~np.isnan(values)]
     return float(np.quantile(known, share)) if len(known) else nan
+
+
+def coverage(predicted_s: Floats, observed_s: Floats) -> float:
+    """Share of what was observed at or under what was predicted, where anything was; NaN where nothing was."""
+    told = ~np.isnan(predicted_s)
+    return ratio(int((observed_s[told] <= predicted_s[told]).sum()), int(told.sum()))
 
 
 def ratio(part: float, whole: float) -> float:

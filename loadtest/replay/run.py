@@ -3,7 +3,8 @@
 Model     arrivals at their stated times; first and last tokens reach the dispatcher at their moment, cache events
           the directory after a stated delay, load reports with a stated period. Between two arrivals nothing is
           decided, so what happened meanwhile is told just before the next one, in order of time
-Valid     both readings of one fleet; outputs of up to MAX_TOKENS tokens, longer ones are cut there
+Valid     both readings of one fleet. Clients name no limit of output tokens, so an answer ends where the trace says,
+          or where prompt and answer fill all a replica can hold (`Result.cut`)
 Blind to  network delay, faults, clients that leave, the router's own time
 """
 
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import inf
+from math import inf, nan
 from operator import attrgetter
 from typing import Any
 
@@ -27,13 +28,13 @@ from estimators.request import RequestFacts
 from loadtest.replay.block_events import plain_batch, plain_store_batch, wire_batch, wire_store_batches
 from loadtest.replay.estimator_error import WrongEstimator
 from loadtest.replay.fleets import Fleets, fetch_decided_by, with_blocks
-from loadtest.replay.results import Result, blank
+from loadtest.replay.results import Result, blank, room_for_output
 from loadtest.traffic import TrafficRow, prompt_tokens
 from router.actions import Ended, Send
 from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
 from router.identity import Identity, chain
-from router.receipts import Receipt
+from router.receipts import Candidate, Receipt
 from router.signals.wire import Batch
 from sim_backends import directives, event_wire
 from sim_backends.directives import Directive
@@ -41,7 +42,6 @@ from sim_backends.requests import EngineRequest, Output, RequestRefused
 from sim_backends.store import StoreChange
 from sim_backends.world import World, build
 
-MAX_TOKENS = 4096  # what every client asks for: the router must not learn an output's length from it
 PROGRESS_EVERY = 64  # requests
 DRAIN_STEP_S = 60.0  # after the last arrival nothing is decided, so time may pass in large steps
 
@@ -142,6 +142,7 @@ class Replay:
         now_s, result = row.at_s, self._result
         result.arrived_s[index] = now_s
         result.prompt_tokens[index] = row.input_length
+        result.wanted_tokens[index] = row.output_length
         facts = self._facts(index, row)
         began_s = time.perf_counter()
         actions = self._core.dispatcher.arrived(facts, now_s)
@@ -160,7 +161,7 @@ class Replay:
             model=self._fleets.model,
             chain=chain(self._root, tokens[:reusable], self._core.prompts.block_tokens),
             prompt_tokens=row.input_length,
-            max_tokens=MAX_TOKENS,
+            max_tokens=None,  # any number could tell the router something about the answer to come
             streams=True,
             block_tokens=self._engine_tokens,
         )
@@ -168,7 +169,8 @@ class Replay:
     def _send(self, sent: Send, row: TrafficRow, now_s: float) -> None:
         request_id = sent.request.request_id
         asked = {**self._prompt(row), **(direction(sent) if self._conditions.directed else {})}
-        request = EngineRequest(request_id=request_id, max_tokens=MAX_TOKENS, output_tokens=row.output_length, **asked)
+        room = room_for_output(self._world.engines[sent.row], row)
+        request = EngineRequest(request_id=request_id, max_tokens=room, output_tokens=row.output_length, **asked)
         self._open[request_id] = sent
         try:
             self._world.submit(sent.row, request, now_s)
@@ -221,6 +223,8 @@ class Replay:
         choice = receipt.choice
         if choice is not None:
             result.predicted_s[index] = choice.first_token_s
+            result.predicted_p90_s[index] = quantile_of(choice, "first_token_p90_s")
+            result.predicted_p99_s[index] = quantile_of(choice, "first_token_p99_s")
             result.local_tokens[index] = choice.local_tokens
             result.fetched_tokens[index] = choice.fetched_tokens
             result.path[index] = COLUMN[Path(choice.path)]
@@ -244,6 +248,12 @@ class Replay:
         return assemble(
             config, self._fleets.router, on_receipt=self._note, wrap_estimator=lambda right: wrong(right, conditions)
         )
+
+
+def quantile_of(choice: Candidate, field_name: str) -> float:
+    """A quantile of the first token as the receipt has it; NaN where its estimator gives none."""
+    value: float | None = getattr(choice, field_name, None)
+    return nan if value is None else value
 
 
 def direction(sent: Send) -> dict[str, Any]:

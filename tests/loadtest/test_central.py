@@ -103,6 +103,13 @@ def test_a_prompt_that_fits_nowhere_is_left_unanswered_and_holds_nobody_up() -> 
     assert result.row.tolist() == [-1, 0]
 
 
+def test_a_long_answer_is_not_cut_and_one_that_outgrows_a_replica_is_said_to_be() -> None:
+    rows = [unlike(0.0, 600, 1, output=9000), unlike(0.0, 131_000, 2, output=500)]
+    result = play("central_fcfs", rows, "A100", "A100")
+    assert result.output_tokens.tolist() == [9000, 72]
+    assert result.cut.tolist() == [False, True]
+
+
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(ValueError, match="central_sjf"):
         Central(a_fleet("A100"), [unlike(0.0, 100, 1)], order="lifo", tokens_per_id=BLOCK)

@@ -94,6 +94,21 @@ def test_a_prediction_half_too_high_is_an_error_of_a_half() -> None:
     assert a_summary(a_result([1.0, 2.0])).prediction_error_p50 == pytest.approx(0.5)
 
 
+def test_a_predicted_quantile_covers_what_comes_at_or_under_it_and_counts_only_where_there_is_one() -> None:
+    result = a_result([9.0, 1.0, 2.0, 3.0, 4.0, nan])
+    result.predicted_p90_s[:] = [0.0, 1.0, 1.9, 3.5, nan, 5.0]
+    numbers = a_summary(result, warm=1)
+    assert numbers.coverage_p90 == pytest.approx(2 / 3)
+    assert isnan(numbers.coverage_p99)
+
+
+def test_an_answer_shorter_than_the_traces_is_counted_as_cut_and_a_refused_one_is_not() -> None:
+    result = a_result([1.0, 1.0, 1.0, nan])
+    result.wanted_tokens[:] = [500, 500, 11, 500]
+    assert a_summary(result).cut == 2
+    assert a_summary(result, warm=1).cut == 1
+
+
 def test_paths_are_told_by_where_most_of_a_prompt_came_from() -> None:
     result = a_result([1.0, 1.0, 1.0, nan])
     result.local_tokens[:] = [900, 0, 100, 0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,10 +15,10 @@ from estimators.paths import COLUMN, main_source
 from estimators.paths import Path as PathKind
 from loadtest.replay.fleets import Fleets, of_file, with_blocks
 from loadtest.replay.results import Result
-from loadtest.replay.run import Conditions, Replay
+from loadtest.replay.run import Conditions, Replay, quantile_of
 from loadtest.traffic import TrafficRow, read_traffic
 from router.config import PolicyConfig
-from router.receipts import Receipt
+from router.receipts import Candidate, Receipt
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
 REQUESTS = 200
@@ -154,6 +156,45 @@ def test_a_request_no_engine_can_hold_is_refused_and_the_others_go_on() -> None:
     result = Replay(demo_fleet(), Conditions(), on_receipt=receipts.append).run(rows)
     assert result.answered.tolist() == [index != 3 for index in range(20)]
     assert [r.outcome for r in receipts if r.request_id == "replay-3"] == ["client_error"]
+
+
+def test_an_answer_is_as_long_as_in_the_trace_until_it_fills_what_a_replica_can_hold() -> None:
+    """Prompt and answer together have room for 131,072 tokens, what is usual for this model."""
+    rows = [
+        TrafficRow(at_s=0.0, input_length=600, output_length=9000, hash_ids=[1, 2]),
+        TrafficRow(at_s=0.0, input_length=131_000, output_length=500, hash_ids=list(range(10, 266))),
+    ]
+    result = Replay(demo_fleet(), Conditions()).run(rows)
+    assert result.answered.all()
+    assert result.output_tokens.tolist() == [9000, 72]
+    assert result.cut.tolist() == [False, True]
+
+
+def test_a_decision_does_not_depend_on_how_long_its_own_answer_will_be() -> None:
+    rows = demo_rows(60)
+    decided: list[list[Candidate]] = []
+    for output in (1, 20_000):
+        receipts: list[Receipt] = []
+        last = msgspec.structs.replace(rows[-1], output_length=output)
+        Replay(demo_fleet(), Conditions(), on_receipt=receipts.append).run([*rows[:-1], last])
+        decided += [receipt.candidates for receipt in receipts if receipt.request_id == "replay-59"]
+    assert len(decided[0]) > 1
+    assert decided[0] == decided[1]
+
+
+class PredictedCandidate(Candidate):
+    """What a router writes that predicts a quantile."""
+
+    first_token_p90_s: float | None = None
+
+
+def test_quantiles_in_a_receipt_reach_the_result_and_none_is_unknown() -> None:
+    numbers: dict[str, Any] = dict.fromkeys(Candidate.__struct_fields__, 0)
+    told = PredictedCandidate(**numbers | {"first_token_p90_s": 1.5})
+    silent = PredictedCandidate(**numbers | {"first_token_p90_s": None})
+    assert quantile_of(told, "first_token_p90_s") == 1.5
+    assert np.isnan(quantile_of(silent, "first_token_p90_s"))
+    assert np.isnan(quantile_of(told, "of_no_version_so_far"))
 
 
 def test_fetched_bytes_are_what_the_engines_took_from_the_store() -> None:

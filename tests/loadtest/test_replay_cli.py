@@ -119,6 +119,19 @@ def test_requests_that_were_not_answered_make_the_status_1(tmp_path: Path, capsy
     assert "1 counted requests were not answered" in capsys.readouterr().out
 
 
+def test_rows_left_out_and_answers_cut_short_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": []}\n'
+    lengths = [(600, 3), (600, 0), (131_000, 500)]
+    trace.write_text("".join(line % (1000 * i, *both) for i, both in enumerate(lengths)))
+    flags = ["--policy", "e2e", "--warm-up", "0", "--jobs", "1", "--html", str(tmp_path / "out.html")]
+    assert main(["replay", "--trace", str(trace), *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "1 rows of the trace have no prompt or no output and were left out." in shown
+    assert "1 counted answers were cut short" in shown
+    assert "3 rows (1 without prompt or output left out)" in (tmp_path / "out.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -110,9 +110,20 @@ def test_the_table_has_a_column_for_each_policy_and_every_known_number() -> None
     header = next(line for line in text.splitlines() if "round_robin" in line)
     assert "e2e" in header
     # no prices, nobody decided, and one refused request leaves no bound to compare with
-    unknown = {"cost_per_request", "decision_mean_s", "decision_p99_s", "bound_ratio"}
+    unknown = {"cost_per_request", "decision_mean_s", "decision_p99_s", "bound_ratio", "coverage_p90", "coverage_p99"}
     rows = [line.split("│")[1].strip() for line in text.splitlines() if line.count("│") == 4]
     assert rows == [label.strip() for label, field, _written, _rule in ROWS if field not in unknown]
+
+
+def test_coverage_of_predicted_quantiles_is_shown_where_it_is_known_and_a_dash_where_not() -> None:
+    told, silent = a_run("told"), a_run("silent")
+    told.summary.coverage_p90 = 0.875
+    text = printed(a_report([told.summary, silent.summary]))
+    line = next(line for line in text.splitlines() if "predicted p90 covers" in line)
+    assert line.replace("│", " ").split()[-2:] == ["87.5%", "-"]
+    page = render(a_report([told.summary, silent.summary]), [told, silent], FLEET)
+    assert "<td>87.5%</td><td>-</td>" in page
+    assert "p90 covers 87.5%, p99 -" in page
 
 
 def test_a_narrow_window_gets_several_tables_and_no_broken_lines() -> None:
