@@ -35,7 +35,7 @@ class Ceiling:
 
     best_s : per request, alone on an idle fleet with a perfect cache; shape (requests,)
     ideal_cached_tokens : per request, what a perfect cache would have; shape (requests,)
-    mean_bound_s : lower bound of the mean T_first after the warm-up
+    mean_bound_s : lower bound of the mean T_first after the warm-up; NaN where nobody asked
     warm : how many requests are dropped
     """
 
@@ -45,13 +45,18 @@ class Ceiling:
     warm: int
 
 
-def ceiling(fleet: Fleet, rows: Sequence[TrafficRow], *, block_tokens: int, warm_up: float) -> Ceiling:
+def ceiling(
+    fleet: Fleet, rows: Sequence[TrafficRow], *, block_tokens: int, warm_up: float, with_mean_bound: bool = True
+) -> Ceiling:
     """fleet : the engines' reading, blocks of `block_tokens`; warm_up : share dropped, 0 <= warm_up < 1."""
     warm = min(int(len(rows) * warm_up), len(rows) - 1)
+    mean_bound_s = nan
+    if with_mean_bound:
+        mean_bound_s = mean_bound(fleet, rows, tokens_per_id=block_tokens, first=warm).bound_s
     return Ceiling(
         best_s=best_possible_s(fleet, rows, tokens_per_id=block_tokens),
         ideal_cached_tokens=ideal_cached_tokens(rows, block_tokens=block_tokens, tokens_per_id=block_tokens),
-        mean_bound_s=mean_bound(fleet, rows, tokens_per_id=block_tokens, first=warm).bound_s,
+        mean_bound_s=mean_bound_s,
         warm=warm,
     )
 
@@ -59,7 +64,8 @@ def ceiling(fleet: Fleet, rows: Sequence[TrafficRow], *, block_tokens: int, warm
 class Summary(msgspec.Struct, kw_only=True):
     """One run. Seconds, bytes and shares 0..1 as named; NaN (null in JSON) is unknown or does not apply."""
 
-    policy: str
+    policy: str  # with its settings, if it was given any
+    replicas: int
     load: float | None  # ideal cached load; None where times were not scaled to one
     seed: int
     requests: int  # counted, without the warm-up
@@ -84,6 +90,7 @@ class Summary(msgspec.Struct, kw_only=True):
     decision_p99_s: float
     bound_s: float  # no rule's mean T_first can be lower
     bound_ratio: float  # mean T_first over that
+    central_ratio: float = nan  # mean T_first over that of central_fcfs on the same requests, once that is known
     prediction_error_p50: float  # |predicted - observed| / observed
     coverage_p90: float  # share of first tokens at or under their predicted 90 % quantile: right is 0.9
     coverage_p99: float
@@ -94,7 +101,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 # Everything in a summary that can be averaged over seeds.
-NUMBERS = tuple(name for name in Summary.__struct_fields__ if name not in ("policy", "load", "seed"))
+NUMBERS = tuple(name for name in Summary.__struct_fields__ if name not in ("policy", "replicas", "load", "seed"))
 
 
 def summary(
@@ -118,6 +125,7 @@ def summary(
     decisions_s = result.decisions_s[limit.warm :]
     return Summary(
         policy=result.label,
+        replicas=len(result.replicas),
         load=load,
         seed=seed,
         requests=int(counted.sum()),
@@ -249,27 +257,45 @@ class Spread(msgspec.Struct):
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """All seeds of one policy at one load."""
+    """All seeds of one policy on one fleet at one load."""
 
     policy: str
+    replicas: int
     load: float | None
     seeds: int
     numbers: dict[str, Spread]
 
 
-def grouped(runs: Sequence[Summary]) -> list[Group]:
-    """Runs of the same policy and load together, in order of first appearance."""
-    together: dict[tuple[str, float | None], list[Summary]] = {}
+def hold_against(runs: Sequence[Summary], reference: str) -> None:
+    """Write into each run how its mean compares with that of the policy `reference` on the same requests.
+
+    Left unknown where the reference was not played, or where either of them left a request unanswered: means of
+    different requests do not compare.
+    """
+
+    def requests_of(run: Summary) -> tuple[int, float | None, int]:
+        return run.replicas, run.load, run.seed
+
+    known_s = {requests_of(run): run.first_token_mean_s for run in runs if run.policy == reference and not run.refused}
     for run in runs:
-        together.setdefault((run.policy, run.load), []).append(run)
+        if not run.refused:
+            run.central_ratio = ratio(run.first_token_mean_s, known_s.get(requests_of(run), nan))
+
+
+def grouped(runs: Sequence[Summary]) -> list[Group]:
+    """Runs of the same policy, fleet and load together, in order of first appearance."""
+    together: dict[tuple[str, int, float | None], list[Summary]] = {}
+    for run in runs:
+        together.setdefault((run.policy, run.replicas, run.load), []).append(run)
     return [
         Group(
             policy=policy,
+            replicas=replicas,
             load=load,
             seeds=len(same),
             numbers={name: spread_of([float(getattr(run, name)) for run in same]) for name in NUMBERS},
         )
-        for (policy, load), same in together.items()
+        for (policy, replicas, load), same in together.items()
     ]
 
 
@@ -287,19 +313,26 @@ class Goodput(msgspec.Struct):
     """Highest load of a sweep up to which at least `share` of the requests are inside the deadline; NaN: none is."""
 
     policy: str
+    replicas: int
     share: float
     load: float
 
 
 def goodput(groups: Sequence[Group], shares: Sequence[float] = (0.9, 0.99)) -> list[Goodput]:
-    """For each policy and share, over the loads that were played; empty without loads."""
-    policies = dict.fromkeys(group.policy for group in groups if group.load is not None)
-    return [Goodput(policy, share, _highest(groups, policy, share)) for policy in policies for share in shares]
+    """For each policy, fleet and share, over the loads that were played; empty without loads."""
+    swept: dict[tuple[str, int], list[tuple[float, Group]]] = {}
+    for group in groups:
+        if group.load is not None:
+            swept.setdefault((group.policy, group.replicas), []).append((group.load, group))
+    return [
+        Goodput(policy, replicas, share, _highest(own, share))
+        for (policy, replicas), own in swept.items()
+        for share in shares
+    ]
 
 
-def _highest(groups: Sequence[Group], policy: str, share: float) -> float:
+def _highest(own: Sequence[tuple[float, Group]], share: float) -> float:
     best = nan
-    own = [(group.load, group) for group in groups if group.policy == policy and group.load is not None]
     for load, group in sorted(own, key=lambda item: item[0]):
         if not group.numbers["inside_deadline"].mean >= share:
             break

@@ -29,6 +29,7 @@ from loadtest.replay.block_events import plain_batch, plain_store_batch, wire_ba
 from loadtest.replay.estimator_error import WrongEstimator
 from loadtest.replay.fleets import Fleets, fetch_decided_by, with_blocks
 from loadtest.replay.results import Result, blank, room_for_output
+from loadtest.replay.rules import label
 from loadtest.traffic import TrafficRow, prompt_tokens
 from router.actions import Ended, Send
 from router.assemble import Core, assemble
@@ -99,7 +100,7 @@ class Replay:
         self._root = Identity(model=fleets.model, block_tokens=self._core.prompts.block_tokens).root()
         self._open: dict[str, Send] = {}
         self._next_report_s = conditions.load_period_s or inf
-        self._result = blank(conditions.policy.name, replicas=fleets.replicas, cards=fleets.cards, requests=0)
+        self._result = blank(label(conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=0)
         for row in range(len(fleets.replicas)):
             self._core.dispatcher.replica_up(row, frozenset({fleets.model}))
             self._core.directory.add_source(row, fleets.model)
@@ -119,7 +120,7 @@ class Replay:
         began_s = time.process_time()
         fleets = self._fleets
         self._result = blank(
-            self._conditions.policy.name, replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
+            label(self._conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
         )
         self._result.decisions_s = np.zeros(len(rows))
         for index, row in enumerate(rows):
