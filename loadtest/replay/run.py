@@ -1,8 +1,9 @@
 """Plays traffic through the router's own `Dispatcher` against the simulated engines, in virtual time.
 
 Model     arrivals at their stated times; first and last tokens reach the dispatcher at their moment, cache events
-          the directory after a stated delay, load reports with a stated period. Between two arrivals nothing is
-          decided, so what happened meanwhile is told just before the next one, in order of time
+          the directory after a stated delay, load reports with a stated period; a replica is up from when its engine
+          has started. Between two arrivals nothing is decided, so what happened meanwhile is told just before the
+          next one, in order of time; of load reports between which nothing happens only the last is told
 Valid     both readings of one fleet. Clients name no limit of output tokens, so an answer ends where the trace says,
           or where prompt and answer fill all a replica can hold (`Result.cut`)
 Blind to  network delay, faults, clients that leave, the router's own time
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import inf, nan
+from math import floor, inf, nan
 from operator import attrgetter
 from typing import Any
 
@@ -39,6 +40,7 @@ from router.receipts import Candidate, Receipt
 from router.signals.wire import Batch
 from sim_backends import directives, event_wire
 from sim_backends.directives import Directive
+from sim_backends.lifecycle import State
 from sim_backends.requests import EngineRequest, Output, RequestRefused
 from sim_backends.store import StoreChange
 from sim_backends.world import World, build
@@ -99,11 +101,10 @@ class Replay:
         self._feed = _Feed(self._core, self._world, self._fleets, conditions)
         self._root = Identity(model=fleets.model, block_tokens=self._core.prompts.block_tokens).root()
         self._open: dict[str, Send] = {}
-        self._next_report_s = conditions.load_period_s or inf
+        self._next_report = 1  # number of the load report that comes next; number n is sent after n periods
         self._result = blank(label(conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=0)
-        for row in range(len(fleets.replicas)):
-            self._core.dispatcher.replica_up(row, frozenset({fleets.model}))
-            self._core.directory.add_source(row, fleets.model)
+        self._starting = list(range(len(fleets.replicas)))
+        self._meet_started()
 
     @property
     def core(self) -> Core:
@@ -188,23 +189,38 @@ class Replay:
     # What happened meanwhile
 
     def _report_loads(self, until_s: float) -> None:
-        """Every replica's load at each moment it is reported up to `until_s`."""
+        """Load of every replica that is up, each time it is reported up to `until_s`."""
         period_s = self._conditions.load_period_s
-        while period_s is not None and self._next_report_s <= until_s:
-            now_s = self._next_report_s
+        while period_s is not None and (now_s := self._next_report * period_s) <= until_s:
             self._hear(now_s)
             for row, engine in enumerate(self._world.engines):
-                self._core.dispatcher.load_reported(
-                    row, running=engine.running, waiting=engine.waiting, sent_s=now_s, now_s=now_s
-                )
-            self._next_report_s = now_s + period_s
+                if row not in self._starting:
+                    self._core.dispatcher.load_reported(
+                        row, running=engine.running, waiting=engine.waiting, sent_s=now_s, now_s=now_s
+                    )
+            # While nothing happens all reports say the same: the last one is as good as all, however many they are.
+            self._next_report = max(self._next_report + 1, floor(self._quiet_until_s(until_s) / period_s))
+
+    def _quiet_until_s(self, until_s: float) -> float:
+        """Until when no engine does anything, `until_s` at the latest."""
+        due_s = self._world.next_due_s()
+        return until_s if due_s is None else min(due_s, until_s)
 
     def _hear(self, now_s: float) -> None:
         """Everything that happened by `now_s`, told to the router in order of time."""
         for output in self._world.advance(now_s):
             self._token(output)
+        self._meet_started()
         self._feed.collect()
         self._feed.deliver(now_s)
+
+    def _meet_started(self) -> None:
+        """Tell the router of replicas that answer by now and did not before."""
+        for row in list(self._starting):
+            if self._world.engines[row].lifecycle.state is State.READY:
+                self._starting.remove(row)
+                self._core.dispatcher.replica_up(row, frozenset({self._fleets.model}))
+                self._core.directory.add_source(row, self._fleets.model)
 
     def _token(self, output: Output) -> None:
         sent = self._open.get(output.request_id)

@@ -12,6 +12,7 @@ from loadtest.replay.formats import Trace
 from loadtest.replay.workload import Demand, arrivals
 from loadtest.traffic import TrafficRow
 from router.errors import ConfigError
+from sim_backends.world import build
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
 FLEET = of_file(DEMO / "fleet.yaml")
@@ -178,13 +179,30 @@ def test_a_broken_fleet_file_is_refused_with_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [("ranks: 2", "2 ranks behind one URL"), ("role: prefill", "role prefill")],
+    [("model: small", "a model of its own"), ("role: prefill", "role prefill")],
 )
 def test_a_fleet_the_router_has_no_choice_for_is_refused(tmp_path: Path, more: str, words: str) -> None:
     text = (
         (DEMO / "fleet.yaml").read_text().replace("{name: a100-0, card: A100}", f"{{name: a100-0, card: A100, {more}}}")
     )
     path = tmp_path / "fleet.yaml"
-    path.write_text(text + "\npeers: {link: store}\n")
+    small = "{name: s, layers: 4, hidden: 1024, intermediate: 4096, heads: 8, kv_heads: 2, head_dim: 128, vocab: 32000}"
+    path.write_text(f"{text}\npeers: {{link: store}}\nmodels: {{small: {small}}}\n")
     with pytest.raises(ConfigError, match=f"replica 'a100-0' has {words}, which cannot be replayed"):
         of_file(path)
+
+
+def test_every_rank_of_a_server_is_a_replica_behind_its_url() -> None:
+    text = (DEMO / "fleet.yaml").read_text().split("replicas:")[0]
+    fleets = of_text(f"{text}replicas: [{{name: a, card: A100, ranks: 3}}, {{name: b, card: H20, slow: 2}}]", "test")
+    assert fleets.replicas == ["a/0", "a/1", "a/2", "b"] == [replica.name for replica in fleets.router.replicas]
+    assert fleets.cards == ["A100", "A100", "A100", "H20"]
+    assert [replica.slow for replica in fleets.engines.replicas] == [1, 1, 1, 2]
+    assert len({replica.url for replica in fleets.router.replicas}) == 2
+    assert [engine.settings.name for engine in build(fleets.engines).engines] == fleets.replicas
+
+
+def test_a_name_that_a_rank_of_another_server_would_get_is_refused() -> None:
+    text = (DEMO / "fleet.yaml").read_text().split("replicas:")[0]
+    with pytest.raises(ConfigError, match="a/1"):
+        of_text(f"{text}replicas: [{{name: a, card: A100, ranks: 2}}, {{name: a/1, card: A100}}]", "test")
