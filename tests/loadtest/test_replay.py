@@ -13,7 +13,8 @@ import pytest
 
 from estimators.paths import COLUMN, main_source
 from estimators.paths import Path as PathKind
-from loadtest.replay.fleets import Fleets, of_file, with_blocks
+from estimators.tiers import Tier
+from loadtest.replay.fleets import Fleets, of_file, of_text, with_blocks
 from loadtest.replay.results import Result
 from loadtest.replay.run import Conditions, Replay, quantile_of
 from loadtest.traffic import TrafficRow, read_traffic
@@ -123,6 +124,32 @@ def test_block_ids_and_plain_events_give_the_receipts_of_real_tokens_and_real_by
     assert any(r.choice is not None and r.choice.local_tokens for r in plain)
     assert any(r.choice is not None and r.choice.fetched_tokens for r in plain)
     assert plain == encoded
+
+
+def tiered_fleet() -> Fleets:
+    """The demo's fleet with room for some 70,000 tokens beside the weights, and host memory and disk below."""
+    text = (DEMO / "fleet.yaml").read_text().replace("memory_gib: 80", "memory_gib: 28")
+    tiers = "tiers: {host: {capacity_gib: 6, link: pcie}, disk: {capacity_gib: 10, link: pcie}}"
+    return of_text(f"{text}\n{tiers}\n", "test")
+
+
+def test_copies_on_host_and_disk_reach_the_directory_alike_by_plain_events_and_by_real_bytes() -> None:
+    fleets = with_blocks(tiered_fleet(), router_tokens=512, engine_tokens=512)
+    receipts: list[list[Receipt]] = []
+    runs = []
+    for wire in (False, True):
+        kept: list[Receipt] = []
+        run = Replay(fleets, Conditions(policy=PolicyConfig(name="round_robin"), wire=wire), on_receipt=kept.append)
+        run.run(demo_rows(120))
+        runs.append(run)
+        receipts.append(kept)
+    assert receipts[0] == receipts[1]
+    believed = [run.core.directory.stats().blocks for run in runs]
+    assert believed[0] == believed[1]
+    assert believed[0][Tier.DISK] > 0
+    fetchers = [engine.fetcher for engine in runs[0].world.engines if engine.fetcher is not None]
+    there = {digest for fetcher in fetchers for digest in fetcher.tiers.tiers["host"]._blocks}
+    assert believed[0][Tier.HOST] == len(there) > 100
 
 
 def test_news_that_comes_late_makes_the_router_believe_in_fewer_hits() -> None:
