@@ -70,7 +70,7 @@ def render(report: Report, details: Sequence[Done], engines: Fleet) -> str:
         _sweeps(report, size, load, colours),
         _section(f"Waiting{at}", *_waiting(groups, details, colours)),
         _section(f"State and where it came from{at}", *_state(groups, colours)),
-        _section(f"Replicas{at}", *_replicas(details, engines)),
+        _section(f"Utilisation{at}", *_replicas(details, engines)),
         _section(f"Predicted and observed{at}", *_predictions(details, colours)),
     ]
     body = f"<h1>Replay of {escape(report.setting.trace)}</h1>{_intro(report)}{_legend(colours)}{''.join(sections)}"

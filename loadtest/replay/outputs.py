@@ -192,7 +192,7 @@ def _sizes_table(report: Report, load: float | None) -> Table:
     """Policies by the size of the fleet at one load."""
     at = "" if load is None else f" at ideal cached load {load:g}"
     table = Table(title=f"size of the fleet{at}", title_justify="left")
-    table.add_column("replicas")
+    table.add_column("replicas", overflow="fold")
     sizes = report.setting.sizes
     for size in sizes:
         table.add_column(f"{size}", justify="right")
@@ -216,13 +216,14 @@ def cell(spread: Spread, written: Written) -> str:
 
 def _goodput_table(report: Report) -> Table:
     table = Table(title="goodput", title_justify="left")
-    table.add_column(f"highest load with first tokens inside {report.setting.deadline_s:g} s")
+    table.add_column(f"highest load with first tokens inside {report.setting.deadline_s:g} s", overflow="fold")
+    if is_swept := len(report.setting.sizes) > 1:
+        table.add_column("replicas", justify="right")
     for share in dict.fromkeys(one.share for one in report.goodput):
         table.add_column(f"for {share:.0%}", justify="right")
     for policy, replicas in dict.fromkeys((one.policy, one.replicas) for one in report.goodput):
         own = [_load(one.load) for one in report.goodput if (one.policy, one.replicas) == (policy, replicas)]
-        where = f" on {replicas}" if len(report.setting.sizes) > 1 else ""
-        table.add_row(f"{policy}{where}", *own)
+        table.add_row(policy, *([str(replicas)] if is_swept else []), *own)
     return table
 
 

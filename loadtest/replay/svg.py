@@ -90,9 +90,9 @@ def short(name: str, most: int = 30) -> str:
     """A name that fits beside a mark: what does not is cut from its middle.
 
     >>> short("e2e:own_pace=0.5,queue_behind=2.5,running_decodes=1")
-    'e2e:own_pace=…running_decodes=1'
+    'e2e:own_pace=0…nning_decodes=1'
     """
-    return name if len(name) <= most else f"{name[: most // 2 - 2]}…{name[-(most // 2) - 2 :]}"
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def bar_rows(
             x += width
         if index < len(marks) and isfinite(marks[index]):
             at = left + span * marks[index] / high
-            drawn.append(_line(at, y - 1, at, y + 25, INK, width=2))
+            drawn.append(_line(at, y if above else y - 1, at, y + 25, INK, width=2))
             x = max(x, at)
         if len(row) == 1:
             drawn.append(text(x + 7, y + 16, written(row[0][0]), colour=INK))

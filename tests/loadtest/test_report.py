@@ -236,7 +236,15 @@ def test_a_sweep_over_fleets_has_a_table_of_each_and_one_that_compares_them() ->
     start = next(i for i, line in enumerate(lines) if line[:6] == ["size", "of", "the", "fleet", "at", "ideal"])
     over = next(i for i in range(start, len(lines)) if lines[i] == ["over", "central_fcfs"])
     assert lines[over + 1 : over + 3] == [["e2e", "1.5x", "1.5x", "1.5x"], ["central_fcfs", "1x", "1x", "1x"]]
-    assert [line for line in lines if line[:3] == ["e2e", "on", "64"]], "goodput of each fleet"
+    assert [line[:2] for line in lines if line[:1] == ["e2e"]][-3:] == [["e2e", "4"], ["e2e", "8"], ["e2e", "64"]]
+
+
+def test_names_too_long_for_a_window_are_folded_and_never_cut() -> None:
+    names = [f"e2e:own_pace={weight},queue_behind=2.125,running_decodes=0.25,more=1" for weight in (0.1, 0.9)]
+    runs = [a_run(name, load=load, replicas=size) for name in names for load in (0.5, 0.9) for size in (4, 8)]
+    text = printed(a_report([done.summary for done in runs]), width=60)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 60
 
 
 def test_the_page_of_a_sweep_over_fleets_draws_each_number_over_their_sizes() -> None:
