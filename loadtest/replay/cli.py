@@ -188,17 +188,21 @@ def price_of(text: str, cards: set[str]) -> tuple[str, float]:
 
 @contextmanager
 def progress_bar(console: Console, jobs: Sequence[Job], trace: Trace) -> Iterator[Callable[[int, int], None]]:
-    """One line for each run that has begun, filled as its requests arrive."""
+    """One line for all runs and one for each that is under way, filled as requests arrive."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         demand = jobs[0].demand
         there = round((demand.part[1] - demand.part[0]) * len(trace.rows))
         total = min(demand.requests or there, there)
-        tasks = [progress.add_task(job.label, total=total, start=False) for job in jobs]
+        everything = progress.add_task(f"{len(jobs)} runs", total=total * len(jobs))
+        tasks = [progress.add_task(job.label, total=total, start=False, visible=False) for job in jobs]
+        seen = [0] * len(jobs)
 
         def on_progress(job: int, arrived: int) -> None:
+            seen[job] = min(arrived, total)
             progress.start_task(tasks[job])
-            progress.update(tasks[job], completed=arrived)
+            progress.update(tasks[job], completed=arrived, visible=arrived < total)
+            progress.update(everything, completed=sum(seen))
 
         yield on_progress
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from loadtest.replay.central import ORDERS
+from loadtest.replay.cli import progress_bar
+from loadtest.replay.formats import read_trace
+from loadtest.replay.jobs import Job, Source
+from loadtest.replay.run import Conditions
+from loadtest.replay.workload import Demand
 from router.cli.main import main
+from router.config import PolicyConfig
 from tests.loadtest.test_formats import AZURE_2023, BAILIAN, BURSTGPT, MOONCAKE
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
@@ -199,6 +207,27 @@ def test_rows_left_out_and_answers_cut_short_are_said(tmp_path: Path, capsys: py
     assert "1 rows of the trace have no prompt or no output and were left out." in shown
     assert "1 counted answers were cut short" in shown
     assert "3 rows (1 without prompt or output left out)" in (tmp_path / "out.html").read_text()
+
+
+def test_progress_shows_all_runs_together_and_those_under_way() -> None:
+    screen = StringIO()
+    demand = Demand(requests=100)
+    rules = ("ttft", "e2e", "least_request")
+    jobs = [
+        Job(Source(Path(TRACE)), demand, Conditions(policy=PolicyConfig(name=rule)), warm_up=0.0, deadline_s=5.0)
+        for rule in rules
+    ]
+    with progress_bar(
+        Console(file=screen, force_terminal=True, width=100), jobs, read_trace(Path(TRACE))
+    ) as on_progress:
+        on_progress(0, 107)  # whole conversations: a few more than were asked for
+        on_progress(1, 50)
+    shown = screen.getvalue()
+    assert "3 runs" in shown
+    assert "e2e on 4" in shown
+    assert " 50%" in shown
+    assert "ttft" not in shown, "it is over"
+    assert "least_request" not in shown, "it has not begun"
 
 
 @pytest.mark.parametrize(
