@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from sim_backends.cache_events import CacheEvent, Cleared, Removed
+from sim_backends.cache_events import Cleared, Removed, Said
 
 
 class BlockCache:
@@ -21,10 +21,10 @@ class BlockCache:
         self,
         size: int,
         *,
-        events: list[CacheEvent] | None = None,
+        events: list[Said] | None = None,
         evicted: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`size` >= 1 blocks; `evicted` is told of each digest whose last copy is taken for something else."""
+        """`size` >= 1 blocks. `evicted` is told of a digest when its last copy is about to be overwritten."""
         self.size = size
         self._events = events
         self._evicted = evicted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -42,7 +42,8 @@ CacheEvent = Stored | Removed | Cleared
 class OffDevice:
     """A block's copy came to, or left, the replica's host memory or disk. Told after the block itself was stored.
 
-    A copy that takes over from the device is told before or in the same batch as the device's removal.
+    A copy that takes over from another one is told before the removal of that, so that a listener who knows a block
+    by its copies never loses it in between.
     """
 
     digest: bytes
@@ -50,10 +51,12 @@ class OffDevice:
     stored: bool
 
 
+Said = CacheEvent | OffDevice
+
+
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """All events of one engine step, at the virtual time the step ended; those of its tiers come after its memory's."""
+    """All events of one engine step in the order they happened, at the virtual time the step ended."""
 
     at_s: float
-    events: list[CacheEvent]
-    off_device: list[OffDevice] = field(default_factory=list)
+    events: list[Said]

@@ -41,6 +41,8 @@ examples:
   tfirst sim --events sglang-0.5.23           replicas that speak, publish and report as SGLang does
   tfirst sim --fault a100-0:error_share=0.2 --fault a100-0:retry_after_s=1 --fault event_delay_s=0.5
                                               a fifth of one replica's answers are 503; all events come late
+  tfirst sim --fault a100-0:restart_after_s=60 --fault a100-0:restart_down_s=5
+                                              after a minute one replica is gone for 5 s and comes back empty
 """
 
 

@@ -25,6 +25,7 @@ from sim_backends.faults import NONE, FaultPlan, Faults, re_rate
 from sim_backends.fleet import Fleet
 from sim_backends.generations import Generation
 from sim_backends.openai_face import Face, FaceSettings
+from sim_backends.planned_restart import PlannedRestart
 from sim_backends.publisher import PortTaken, Publisher, ReplayingPublisher
 from sim_backends.rank_publishers import open_all
 from sim_backends.sglang_wire import SglangEncoder
@@ -83,6 +84,9 @@ class Cluster:
         self._faces: list[Face] = []
         self._restarts: set[asyncio.Task[None]] = set()
         self._one_restart = asyncio.Lock()
+        self._planned = [
+            PlannedRestart(plan, partial(self._restart_by_itself, index)) for index, plan in enumerate(self._plans)
+        ]
         self._store_publisher: Publisher | None = None
         numbers = count(1)
         self._masters = {
@@ -111,6 +115,8 @@ class Cluster:
         """End requests under way, close all sockets."""
         if self._driver is not None:
             self._driver.close()
+        for planned in self._planned:
+            planned.close()
         for task in self._restarts:
             task.cancel()
         await asyncio.gather(*self._restarts, return_exceptions=True)
@@ -129,10 +135,22 @@ class Cluster:
         spared : the one connection that stays. A restart goes on when it is cancelled with its caller
         down_s : from its end to its answering again, >= 0
         """
+        await asyncio.shield(self._begin_restart(index, spared, down_s))
+
+    def _restart_by_itself(self, index: int, down_s: float) -> None:
+        """As the replica's faults ask for it. Nobody waits for it, so if it fails the simulation has failed."""
+        self._begin_restart(index, None, down_s).add_done_callback(self._break_if_failed)
+
+    def _begin_restart(self, index: int, spared: asyncio.BaseTransport | None, down_s: float) -> asyncio.Task[None]:
         task = asyncio.create_task(self._restart(index, spared, down_s))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
-        await asyncio.shield(task)
+        return task
+
+    def _break_if_failed(self, restart: asyncio.Task[None]) -> None:
+        failure = None if restart.cancelled() else restart.exception()
+        if failure is not None and not self.broken.done():
+            self.broken.set_exception(failure)
 
     async def _restart(self, index: int, spared: asyncio.BaseTransport | None, down_s: float) -> None:
         async with self._one_restart:
@@ -169,6 +187,13 @@ class Cluster:
         if store is not None and self._store_publisher is not None:
             store = msgspec.structs.replace(store, events=self._store_publisher.address)
         self.fleet = msgspec.structs.replace(self.fleet, replicas=rows, store=store)
+        for planned in self._planned:  # from now on: a restart before all is there would be none
+            planned.look()
+
+    def _faults_changed(self, index: int) -> None:
+        """Faults that act on more than the requests and events of their replica."""
+        self._rate_links()
+        self._planned[index].look()
 
     def _rate_links(self) -> None:
         """Links as slow as the faults want them: the one to the store, and those into the replicas."""
@@ -240,7 +265,7 @@ class Cluster:
             self._plans[index],
             restart=lambda spared, down_s: self.restart(index, spared=spared, down_s=down_s),
             drain=lambda on: self._drain(index, on=on),
-            changed=self._rate_links,
+            changed=partial(self._faults_changed, index),
         ).add_to(app)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()

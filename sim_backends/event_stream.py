@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from sim_backends.cache_events import Cleared, EventBatch
-from sim_backends.event_wire import EventEncoder, Said
+from sim_backends.cache_events import Cleared, EventBatch, Said
+from sim_backends.event_wire import EventEncoder
 from sim_backends.faults import Detour, FaultPlan
 from sim_backends.publisher import ReplayingPublisher
 
@@ -50,7 +50,7 @@ class EventStream:
             self._waiting.extend(batches)
             return
         for batch in batches:
-            self._encode_and_send([*batch.events, *batch.off_device], batch.at_s)
+            self._encode_and_send(batch.events, batch.at_s)
 
     async def restart(self, now_s: float) -> None:
         """What a new process does, after the engine has lost everything and its batches were thrown away."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sim_backends.block_hash import wire_hash
-from sim_backends.cache_events import CacheEvent, OffDevice, Removed, Stored
+from sim_backends.cache_events import OffDevice, Removed, Said, Stored
 from sim_backends.generations import DEFAULT
 from sim_backends.store import StoreChange
 
@@ -30,9 +30,6 @@ MASTER_EVENTS_PER_MESSAGE = 64
 
 Hash = int | bytes
 Version = tuple[int, int, int]
-
-
-Said = CacheEvent | OffDevice
 
 
 class EventEncoder(Protocol):
@@ -188,8 +185,8 @@ def _newest(block_tokens: int) -> VllmEncoder:
     return VllmEncoder(DEFAULT.version, block_tokens=block_tokens)
 
 
-def encode_batch(events: Sequence[CacheEvent], *, unix_s: float, block_tokens: int) -> bytes:
-    """One step's events, at least one, in the newest form; `unix_s` is when the batch was built."""
+def encode_batch(events: Sequence[Said], *, unix_s: float, block_tokens: int) -> bytes:
+    """One step's events, at least one of a block in memory, in the newest form; `unix_s` is when it was built."""
     payload = _newest(block_tokens).encode(events, unix_s=unix_s)
     assert payload is not None, "a batch has events"
     return payload

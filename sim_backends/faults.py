@@ -56,6 +56,8 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     usage_details : false leaves `prompt_tokens_details` out of usage
     store_link_factor, host_link_factor : rates of the links to the store and into this replica, times this. The
         link to the store is shared: of what all replicas say the slowest holds
+    restart_after_s : once, so long after this is set, the replica becomes a new process with empty caches; null never
+    restart_down_s : how long it is away then
     """
 
     event_delay_s: NotNegative = 0.0
@@ -84,6 +86,8 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     usage_details: bool = True
     store_link_factor: Positive = 1.0
     host_link_factor: Positive = 1.0
+    restart_after_s: NotNegative | None = None
+    restart_down_s: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -172,6 +176,11 @@ class FaultPlan:
         """The faults, with `*_next` as many as are still to come."""
         left = {f"{kind.value}_next": number for kind, number in self._left.items()}
         return msgspec.structs.replace(self.faults, **left)
+
+    def restarted(self) -> None:
+        """The restart that was asked for has come: it is not asked for any more."""
+        self.struck["restart"] += 1
+        self.faults = msgspec.structs.replace(self.faults, restart_after_s=None)
 
     def strike_request(self) -> Break | None:
         """What happens to the request that has just come; None for nothing. Draws once."""

@@ -8,7 +8,7 @@ Source    vLLM, vllm/v1/core/kv_cache_manager.py
 from __future__ import annotations
 
 from sim_backends.block_cache import BlockCache
-from sim_backends.cache_events import CacheEvent, EventBatch, Stored
+from sim_backends.cache_events import EventBatch, Said, Stored
 from sim_backends.fetching import Fetcher
 from sim_backends.requests import Counters, EngineSettings, LiveRequest
 
@@ -19,9 +19,12 @@ class SequenceBlocks:
     def __init__(
         self, settings: EngineSettings, counters: Counters, *, fetcher: Fetcher | None, record_events: bool
     ) -> None:
-        self._events: list[CacheEvent] | None = [] if record_events else None
+        self._events: list[Said] | None = [] if record_events else None
         self._batches: list[EventBatch] = []
-        evicted = fetcher.tiers.write_back if fetcher is not None and fetcher.tiers.tiers else None
+        evicted = None
+        if fetcher is not None and fetcher.tiers.tiers:
+            evicted = fetcher.tiers.write_back
+            fetcher.tiers.events = self._events  # one list, so that what replaces what is told in order
         self.cache = BlockCache(settings.kv_blocks, events=self._events, evicted=evicted)
         self.size = settings.block_tokens
         self._counters = counters
@@ -99,10 +102,8 @@ class SequenceBlocks:
     def end_batch(self, now_s: float) -> None:
         """Close the batch of a step's events."""
         if self._events:
-            tiers = None if self._fetcher is None else self._fetcher.tiers
-            off_device = [] if tiers is None else tiers.take_changes()
-            self._batches.append(EventBatch(now_s, list(self._events), off_device))
-            self._events.clear()  # the cache appends to the same list
+            self._batches.append(EventBatch(now_s, list(self._events)))
+            self._events.clear()  # cache and tiers append to the same list
 
     def take_batches(self) -> list[EventBatch]:
         """Batches since the last call, oldest first."""

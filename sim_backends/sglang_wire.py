@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from sim_backends.cache_events import OffDevice, Removed, Stored
-from sim_backends.event_wire import Said, Version, batch_bytes
+from sim_backends.cache_events import OffDevice, Removed, Said, Stored
+from sim_backends.event_wire import Version, batch_bytes
 
 _FIRST_MEDIUM: Version = (0, 5, 9)
 _FIRST_HOST: Version = (0, 5, 11)

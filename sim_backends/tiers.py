@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
 
-from sim_backends.cache_events import OffDevice
+from sim_backends.cache_events import OffDevice, Said
 
 
 class LruTier:
@@ -60,43 +60,41 @@ class LruTier:
 
 
 class TierStack:
-    """The tiers below one replica's HBM, fastest first. Either may be absent."""
+    """The tiers below one replica's HBM, fastest first. Either may be absent.
 
-    def __init__(self, *, host_blocks: int = 0, disk_blocks: int = 0, record_changes: bool = False) -> None:
+    events : appended to in the order things happen; None, as at first, records nothing
+    """
+
+    def __init__(self, *, host_blocks: int = 0, disk_blocks: int = 0) -> None:
         """Capacities in blocks; 0 for a tier the replica does not have."""
         sizes: dict[Literal["host", "disk"], int] = {"host": host_blocks, "disk": disk_blocks}
         self.tiers = {name: LruTier(blocks) for name, blocks in sizes.items() if blocks > 0}
+        self.events: list[Said] | None = None
         self._order = list(self.tiers)
-        self._changes: list[OffDevice] | None = [] if record_changes else None
 
     def write_back(self, digest: bytes) -> None:
-        """HBM has given this block up: into the first tier, and what that displaces into the next."""
-        leaving: bytes | None = digest
-        for name in self._order:
-            if leaving is None:
-                return
-            arriving, tier = leaving, self.tiers[name]
-            fresh = arriving not in tier
-            leaving = tier.put(arriving)
-            if fresh:
-                self._note(name, arriving, stored=True)
-            if leaving is not None:
-                self._note(name, leaving, stored=False)
+        """HBM is about to give this block up: into the first tier, and what that displaces into the next."""
+        self._put(digest, self._order)
 
-    def take_changes(self) -> list[OffDevice]:
-        """Changes since the last call, oldest first."""
-        if not self._changes:
-            return []
-        changes, self._changes = self._changes, []
-        return changes
+    def _put(self, digest: bytes, below: list[Literal["host", "disk"]]) -> None:
+        """Into the first of these tiers; what has to leave for it is in the next one before it is gone here."""
+        if not below:
+            return
+        name, *further = below
+        tier = self.tiers[name]
+        fresh = digest not in tier
+        leaving = tier.put(digest)
+        if fresh:
+            self._note(name, digest, stored=True)
+        if leaving is not None:
+            self._put(leaving, further)
+            self._note(name, leaving, stored=False)
 
     def clear(self) -> None:
         """Forget everything, as a process that died does. Nothing is announced."""
         for tier in self.tiers.values():
             tier.clear()
-        if self._changes is not None:
-            self._changes.clear()
 
     def _note(self, tier: Literal["host", "disk"], digest: bytes, *, stored: bool) -> None:
-        if self._changes is not None:
-            self._changes.append(OffDevice(digest, tier, stored))
+        if self.events is not None:
+            self.events.append(OffDevice(digest, tier, stored))

@@ -293,7 +293,7 @@ class _Builder:
             return TierStack()
         disk = 0 if section.disk is None else self._blocks(section.disk.capacity_gib, model)
         host = self._blocks(section.host.capacity_gib, model)
-        return TierStack(host_blocks=host, disk_blocks=disk, record_changes=self.record)
+        return TierStack(host_blocks=host, disk_blocks=disk)
 
     def _store(self, model: Model, *, share: float) -> SharedStore:
         assert self.fleet.store is not None, "who has a store has its section"

@@ -4,7 +4,7 @@ Model     plain    each block of the prompt is one id on both sides; events beco
                    would decode, without being encoded. A block is one "token" to the directory
           wire     real tokens in the bytes engines send, decoded by the router: what production does
 Valid     both give the same beliefs (a test holds that)
-Blind to  losses, duplicates, sequence numbers: those belong to the subscriber; with `wire`, copies on host and disk
+Blind to  losses, duplicates, sequence numbers: those belong to the subscriber
 """
 
 from __future__ import annotations
@@ -31,11 +31,19 @@ def plain_batch(batch: EventBatch) -> wire.Batch:
         if gone:
             told.append(wire.Removed(hashes=gone, tier=Tier.HBM))
             gone = []
-        told.append(_stored(event) if isinstance(event, cache_events.Stored) else wire.Cleared())
+        told += _told(event)
     if gone:
         told.append(wire.Removed(hashes=gone, tier=Tier.HBM))
-    told += [_off_device(change) for change in batch.off_device]
     return wire.Batch(ts_s=batch.at_s, events=told)
+
+
+def _told(event: cache_events.Said) -> list[wire.Event]:
+    """What the wire says of an event that is no removal from the GPU's memory."""
+    if isinstance(event, cache_events.Stored):
+        return [_stored(event)]
+    if isinstance(event, cache_events.OffDevice):
+        return _off_device(event)
+    return [wire.Cleared()]
 
 
 def _stored(event: cache_events.Stored) -> wire.Stored:
@@ -48,13 +56,13 @@ def _stored(event: cache_events.Stored) -> wire.Stored:
     )
 
 
-def _off_device(change: cache_events.OffDevice) -> wire.Event:
-    """A copy in the replica's host memory or on its disk: hash only, as connectors announce it."""
-    tier = Tier.HOST if change.tier == "host" else Tier.DISK
+def _off_device(change: cache_events.OffDevice) -> list[wire.Event]:
+    """A copy in the replica's host memory or on its disk, hash only, as connectors say it. Disks say no removals."""
     hashes = [wire_hash(change.digest)]
-    if not change.stored:
-        return wire.Removed(hashes=hashes, tier=tier)
-    return wire.Stored(hashes=hashes, parent=None, tokens=array("I"), block_tokens=1, tier=tier)
+    tier = Tier.HOST if change.tier == "host" else Tier.DISK
+    if change.stored:
+        return [wire.Stored(hashes=hashes, parent=None, tokens=array("I"), block_tokens=0, tier=tier)]
+    return [wire.Removed(hashes=hashes, tier=tier)] if tier is Tier.HOST else []
 
 
 def plain_store_batch(changes: Sequence[StoreChange], model: str) -> wire.Batch:
@@ -80,7 +88,7 @@ def _runs(changes: Sequence[StoreChange]) -> Iterator[tuple[bool, list[int]]]:
 
 
 def wire_batch(batch: EventBatch, block_tokens: int) -> wire.Batch:
-    """One step's events, those of the GPU's memory, through the bytes vLLM sends."""
+    """One step's events through the bytes vLLM sends."""
     return wire.decode(event_wire.encode_batch(batch.events, unix_s=batch.at_s, block_tokens=block_tokens))
 
 

@@ -2,8 +2,8 @@
 
 Model     perfect cache: every full block of a prompt that arrived earlier is at hand everywhere, for free.
           Alone: the request's chunks, one after another, on the card that is fastest for it, nothing beside them.
-          Pooled: one server as fast as all cards together, shortest remaining work first, which has the smallest
-          mean time in system of all schedules of one server
+          Pooled: one server as fast as all replicas together, shortest remaining work first, which has the smallest
+          mean time in system of all schedules of one server. How much of its time it works is the ideal cached load
 Valid     engines without jitter (with jitter: in the mean over seeds), one model, prompts alike as far as their ids
           say. Times in seconds as on cards of normal speed, whatever the fleet file's `speed`
 Blind to  decodes, memory, fetches, routing: all of them can only add. docs/bounds.md has the argument
@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,17 @@ Ints = npt.NDArray[np.int64]
 _MANY_PAIRS = 1e10  # enough attention to make any step bound by compute, few enough to keep a difference exact
 
 
-def ideal_cached_tokens(rows: Sequence[TrafficRow], *, block_tokens: int, tokens_per_id: int = TOKENS_PER_ID) -> Ints:
+class Prompt(Protocol):
+    """What of a request is needed to know its prefill."""
+
+    @property
+    def input_length(self) -> int: ...
+
+    @property
+    def hash_ids(self) -> list[int]: ...
+
+
+def ideal_cached_tokens(rows: Sequence[Prompt], *, block_tokens: int, tokens_per_id: int = TOKENS_PER_ID) -> Ints:
     """Prompt tokens of each request that a perfect cache has when it arrives; shape (rows,).
 
     All prompts of earlier rows count as computed. Whole blocks only, and at least one token is left to compute, as
@@ -68,20 +79,25 @@ def ideal_cached_tokens(rows: Sequence[TrafficRow], *, block_tokens: int, tokens
 def best_possible_s(fleet: Fleet, rows: Sequence[TrafficRow], *, tokens_per_id: int = TOKENS_PER_ID) -> Floats:
     """Smallest possible time to the first token of each request, from its arrival; shape (rows,), > 0.
 
-    With the perfect cache, alone on the fleet's fastest card for it. Slowdown is the observed time over this.
+    With the perfect cache, alone on the fleet's fastest replica for it. Slowdown is the observed time over this.
     `rows` in order of arrival; the size of a cache block is the fleet's.
     """
     cached = ideal_cached_tokens(rows, block_tokens=fleet.block_tokens, tokens_per_id=tokens_per_id)
-    alone_s = prefill_alone_s(fleet, prompt_tokens=prompt_tokens_of(rows), cached_tokens=cached)
-    return np.asarray(np.min(list(alone_s.values()), axis=0))
+    return fastest_s(fleet, prefill_alone_s(fleet, prompt_tokens=prompt_tokens_of(rows), cached_tokens=cached))
 
 
-def prompt_tokens_of(rows: Sequence[TrafficRow]) -> Ints:
+def fastest_s(fleet: Fleet, by_card_s: dict[str, Floats]) -> Floats:
+    """Of times on each healthy card, those on the replica that is fastest for each request."""
+    kinds = {(replica.card, replica.slow) for replica in fleet.replicas}
+    return np.asarray(np.min([by_card_s[card] * slow for card, slow in kinds], axis=0))
+
+
+def prompt_tokens_of(rows: Sequence[Prompt]) -> Ints:
     return np.fromiter((row.input_length for row in rows), dtype=np.int64, count=len(rows))
 
 
 def prefill_alone_s(fleet: Fleet, *, prompt_tokens: Ints, cached_tokens: Ints) -> dict[str, Floats]:
-    """Time of each request's prefill alone on an idle replica, for every card the fleet uses; each (requests,).
+    """Time of each request's prefill alone on an idle, healthy card, for every one the fleet uses; each (requests,).
 
     Chunk by chunk under the fleet's token budget. `cached_tokens` in 0..prompt_tokens - 1 are not computed.
     """
@@ -134,7 +150,7 @@ def _marginal_s(times: ServiceTimes, budget: int) -> tuple[float, float, float]:
 class MeanBound:
     """Two lower bounds of the mean time to the first token, seconds; the larger one is the bound.
 
-    pooled_s : one server as fast as all cards, shortest remaining work first
+    pooled_s : one server as fast as all replicas, shortest remaining work first
     alone_s : mean over requests of their best possible
     """
 
@@ -165,22 +181,34 @@ def mean_bound(
     prompts = prompt_tokens_of(rows)[first:]
     cached = ideal_cached_tokens(rows, block_tokens=fleet.block_tokens, tokens_per_id=tokens_per_id)[first:]
     arrived_s = np.array([row.at_s for row in rows[first:]])
-    work_s, speed = _pooled(fleet, least_work_s(fleet, prompt_tokens=prompts, cached_tokens=cached))
-    alone_s = prefill_alone_s(fleet, prompt_tokens=prompts, cached_tokens=cached)
+    lengths = {"prompt_tokens": prompts, "cached_tokens": cached}
+    in_system_s = shortest_remaining_first_s(arrived_s, pooled_work_s(fleet, **lengths))
     return MeanBound(
-        pooled_s=float(np.mean(shortest_remaining_first_s(arrived_s, work_s / speed))),
-        alone_s=float(np.mean(np.min(list(alone_s.values()), axis=0))),
+        pooled_s=float(np.mean(in_system_s)),
+        alone_s=float(np.mean(fastest_s(fleet, prefill_alone_s(fleet, **lengths)))),
     )
 
 
-def _pooled(fleet: Fleet, work_s: dict[str, Floats]) -> tuple[Floats, float]:
-    """Work in seconds of one reference card, and the speed of all ranks together in such cards.
+def ideal_busy_s(fleet: Fleet, rows: Sequence[Prompt], *, tokens_per_id: int = TOKENS_PER_ID) -> float:
+    """How long the pooled server works on all `rows` with the perfect cache, seconds.
 
-    Cards differ in more than one number, so a card counts with the largest speed it shows for any request.
+    Over the time in which they arrive it is the ideal cached load: at 1 all of that server's time is just enough.
     """
+    cached = ideal_cached_tokens(rows, block_tokens=fleet.block_tokens, tokens_per_id=tokens_per_id)
+    return float(pooled_work_s(fleet, prompt_tokens=prompt_tokens_of(rows), cached_tokens=cached).sum())
+
+
+def pooled_work_s(fleet: Fleet, *, prompt_tokens: Ints, cached_tokens: Ints) -> Floats:
+    """Least time of each request on one server as fast as all replicas together, seconds; shape (requests,).
+
+    Cards differ in more than one number, so a card counts with the largest speed it shows for any of these requests;
+    a slow replica with that much less.
+    """
+    work_s = least_work_s(fleet, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
     reference = work_s[fleet.replicas[0].card]
     speed = {card: float(np.max(reference / own_s)) for card, own_s in work_s.items()}
-    return reference, sum(speed[replica.card] * replica.ranks for replica in fleet.replicas)
+    together = sum(speed[replica.card] / replica.slow * replica.ranks for replica in fleet.replicas)
+    return np.asarray(reference / together)
 
 
 def shortest_remaining_first_s(arrived_s: Floats, work_s: Floats) -> Floats:
@@ -222,7 +250,7 @@ def _serve(waiting: list[tuple[float, int]], now_s: float, until_s: float) -> It
 
 
 def _times_by_card(fleet: Fleet) -> dict[str, ServiceTimes]:
-    """Exact service times of every card that a replica has, at normal speed.
+    """Exact service times of every card that a replica has, at normal speed; a replica that is slow takes longer.
 
     Raises
     ------

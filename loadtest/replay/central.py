@@ -1,12 +1,12 @@
 """Late binding: one queue before all replicas, from which a replica takes its next request when it is free.
 
 Model     free is a replica with no prefill waiting or running; decodes may run. It takes its next request between
-          two of its steps, if it has blocks for the prompt. Of several free ones a request goes to the one whose card
-          prefills it soonest, of equal ones to the one with the fewest decodes. One global cache with free transfer:
-          what a perfect cache has when a request arrives (`bounds.ideal_cached_tokens`) is declared present wherever
-          it runs
-Valid     the same engines and steps as behind a router; outputs of up to MAX_TOKENS tokens, longer ones are cut there.
-          A prompt that no replica can ever run is left unanswered
+          two of its steps, if it has blocks for the prompt. Of several free ones a request goes to the one that
+          prefills it soonest, a slow one as late as it is, of equal ones to the one with the fewest decodes. One
+          global cache with free transfer: what a perfect cache has when a request arrives
+          (`bounds.ideal_cached_tokens`) is declared present wherever it runs
+Valid     the same engines, steps and output limits as behind a router. A prompt that no replica can ever run is left
+          unanswered
 Blind to  output lengths: decodes that outgrow the memory preempt as they do behind a router. A request that is
           computed again after that counts as waiting, not as running
 Why two   `central_fcfs` takes the oldest request: the yardstick for placement. `central_sjf` takes the one with the
@@ -24,15 +24,14 @@ from math import inf
 import msgspec
 import numpy as np
 
-from loadtest.replay.bounds import Floats, ideal_cached_tokens, prefill_alone_s, prompt_tokens_of
-from loadtest.replay.results import Result, blank
+from loadtest.replay.bounds import Floats, fastest_s, ideal_cached_tokens, prefill_alone_s, prompt_tokens_of
+from loadtest.replay.results import Result, blank, room_for_output
 from loadtest.traffic import TOKENS_PER_ID, TrafficRow
 from sim_backends.fleet import Fleet
 from sim_backends.requests import EngineRequest, Output
 from sim_backends.world import World, build
 
 ORDERS = ("central_fcfs", "central_sjf")
-MAX_TOKENS = 4096
 _FREE = -1
 
 
@@ -63,8 +62,9 @@ class Central:
         self._cached = ideal_cached_tokens(rows, block_tokens=fleet.block_tokens, tokens_per_id=tokens_per_id)
         alone_s = prefill_alone_s(fleet, prompt_tokens=prompt_tokens_of(rows), cached_tokens=self._cached)
         self._replica_of = [row for row, replica in enumerate(fleet.replicas) for _rank in range(replica.ranks)]
-        self._alone_s: list[Floats] = [alone_s[fleet.replicas[row].card] for row in self._replica_of]  # by engine
-        least_s = np.min(list(alone_s.values()), axis=0)
+        kinds = [(fleet.replicas[row].card, fleet.replicas[row].slow) for row in self._replica_of]
+        self._alone_s: list[Floats] = [alone_s[card] * slow for card, slow in kinds]  # by engine
+        least_s = fastest_s(fleet, alone_s)
         self._rank: Floats = least_s if order == "central_sjf" else np.arange(len(rows), dtype=np.float64)
         self._block_tokens = fleet.block_tokens
         self._queue: list[tuple[float, int]] = []  # (rank, request): a heap
@@ -109,6 +109,7 @@ class Central:
     def _arrive(self, index: int, row: TrafficRow) -> None:
         self._result.arrived_s[index] = row.at_s
         self._result.prompt_tokens[index] = row.input_length
+        self._result.wanted_tokens[index] = row.output_length
         if any(self._can_run(replica, index) for replica in range(len(self._prefilling))):
             heapq.heappush(self._queue, (float(self._rank[index]), index))
 
@@ -128,7 +129,7 @@ class Central:
 
     def _can_run(self, row: int, index: int) -> bool:
         """Whether the replica could run the request if it had nothing else to do."""
-        return self._rows[index].input_length + MAX_TOKENS <= self._world.engines[row].max_model_len
+        return self._rows[index].input_length < self._world.engines[row].max_model_len
 
     def _has_room(self, row: int, index: int) -> bool:
         """Whether the replica has blocks for the prompt now; a request sent without would wait there."""
@@ -157,7 +158,7 @@ class Central:
             request_id=str(index),
             block_ids=list(range(asked.input_length // self._block_tokens)),
             prompt_tokens=asked.input_length,
-            max_tokens=MAX_TOKENS,
+            max_tokens=room_for_output(self._world.engines[row], asked),
             output_tokens=asked.output_length,
             # Its cache is what is declared and nothing else: work done for another counts only as the ideal has it.
             cache_salt=str(index),

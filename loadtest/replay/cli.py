@@ -4,46 +4,34 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
-from math import inf
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from loadtest.replay.central import ORDERS
+from loadtest.replay.flags import DEFAULT_CARDS, DEFAULT_POLICIES, DEFAULT_REPLICAS, add_flags, number
 from loadtest.replay.fleets import Fleets, with_blocks
-from loadtest.replay.formats import FORMATS, BadTrace, Trace
-from loadtest.replay.html_report import detail_load, render
+from loadtest.replay.formats import BadTrace, Trace
+from loadtest.replay.html_report import middle, render
 from loadtest.replay.jobs import Done, Job, Source, fleet_of, play_all, trace_of
-from loadtest.replay.measure import goodput, grouped
+from loadtest.replay.measure import Summary, goodput, grouped, hold_against
 from loadtest.replay.outputs import Report, Setting, as_csv, as_json, tables
+from loadtest.replay.rules import label, rules_of
 from loadtest.replay.run import Conditions
-from loadtest.replay.workload import Demand
-from router.config import LoadConfig, PolicyConfig
+from loadtest.replay.workload import Demand, part_of
+from router.config import PolicyConfig
 from router.errors import ConfigError
-from router.plugins import build_policy
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
-DEFAULT_REPLICAS, DEFAULT_CARDS = 4, "A100,H20"
-
-EPILOG = """\
-examples:
-  tfirst replay --trace trace.jsonl --replicas 16 --cards A100 --load 0.7 --policy round_robin,ttft,e2e
-  tfirst replay --trace trace.jsonl --fleet fleet.yaml --load 0.5,0.7,0.9 --seeds 0,1,2 --html report.html
-  tfirst replay --trace burst.csv --requests 3000 --speedup 4 --estimator-error 0.2
-
-The policies are those of `tfirst policies`, and central_fcfs and central_sjf: one queue before all replicas, which
-no router can be. Numbers are those of cards of normal speed, whatever `speed` the fleet file has.
-
-exit status: 0 every request was answered, 1 some were not, 2 a wrong flag, trace or fleet file
-"""
-
-
+YARDSTICK = ORDERS[0]  # of placement: played beside the rules, which are held against it
 LARGEST_ERROR = 10.0  # standard deviation of the factor on an estimate
+NOT_IN_A_FILE_NAME = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
 class ReplayCommand:
@@ -53,12 +41,7 @@ class ReplayCommand:
     help = "judge rules on a trace: the router's own decisions against simulated engines, in virtual time"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.epilog = EPILOG
-        _traffic_flags(parser.add_argument_group("traffic"))
-        _fleet_flags(parser.add_argument_group("fleet (a file, or replicas and cards)"))
-        _condition_flags(parser.add_argument_group("rules and conditions"))
-        _output_flags(parser.add_argument_group("output"))
+        add_flags(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         try:
@@ -66,133 +49,6 @@ class ReplayCommand:
         except BadTrace as exc:
             print(f"tfirst replay: {exc}", file=sys.stderr)
             return EXIT_USAGE
-
-
-Group = argparse._ArgumentGroup  # argparse has no public name for it
-
-
-def _traffic_flags(group: Group) -> None:
-    group.add_argument("--trace", type=Path, required=True, metavar="FILE", help="requests to play, gzipped or not")
-    group.add_argument("--format", choices=FORMATS, help="of the trace (default: found from its first line)")
-    group.add_argument(
-        "--requests",
-        type=number(int, "a whole number of at least 1"),
-        metavar="N",
-        help="about N, in whole conversations drawn by the seed (default all)",
-    )
-    group.add_argument(
-        "--no-shared-prefixes", action="store_true", help="every prompt its own: the control in which no cache can help"
-    )
-    pace = group.add_mutually_exclusive_group()
-    pace.add_argument(
-        "--load", type=numbers(float, "loads above 0"), metavar="X,..", help="ideal cached load, or several to sweep"
-    )
-    pace.add_argument(
-        "--speedup", type=number(float, "a number above 0"), metavar="X", help="the trace X times faster (default 1)"
-    )
-    group.add_argument(
-        "--seeds",
-        "--seed",
-        type=numbers(int, "seeds of at least 0", low=0),
-        default=[0],
-        metavar="S,..",
-        help="of draws, engines and rules; several give intervals (default 0)",
-    )
-
-
-def _fleet_flags(group: Group) -> None:
-    group.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file, as for `tfirst sim` and `tfirst serve`")
-    group.add_argument(
-        "--replicas", type=number(int, "a whole number of at least 1"), metavar="N", help=f"default {DEFAULT_REPLICAS}"
-    )
-    group.add_argument("--cards", metavar="A,..", help=f"their cards, in equal runs (default {DEFAULT_CARDS})")
-    group.add_argument(
-        "--card-price", action="append", default=[], metavar="CARD=X", help="money per hour, for the cost per request"
-    )
-
-
-def _condition_flags(group: Group) -> None:
-    group.add_argument("--policy", default="round_robin,ttft,e2e", metavar="A,..", help="default round_robin,ttft,e2e")
-    period_ms = LoadConfig().period_s * 1000
-    group.add_argument(
-        "--event-delay-ms", type=at_least_0, default=0.0, metavar="X", help="of cache events (default 0)"
-    )
-    group.add_argument(
-        "--load-report-period-ms",
-        type=at_least_0,
-        default=period_ms,
-        metavar="X",
-        help=f"0: none (default {period_ms:g})",
-    )
-    group.add_argument(
-        "--estimator-error", type=at_least_0, default=0.0, metavar="SHARE", help="standard deviation, 0.2 is 20 %%"
-    )
-    group.add_argument(
-        "--fetch", choices=("engine", "directed"), help="who decides what is fetched (default: as the fleet file says)"
-    )
-    group.add_argument("--warm-up", type=share, default=0.15, metavar="SHARE", help="not counted (default 0.15)")
-    group.add_argument(
-        "--deadline-s",
-        type=number(float, "a number above 0"),
-        default=5.0,
-        metavar="X",
-        help="of the first token (default 5)",
-    )
-
-
-def _output_flags(group: Group) -> None:
-    group.add_argument(
-        "--jobs", type=number(int, "a whole number of at least 1"), metavar="N", help="processes at a time"
-    )
-    group.add_argument("--json", type=Path, metavar="FILE", help="all numbers")
-    group.add_argument("--csv", type=Path, metavar="FILE", help="a line for each run")
-    group.add_argument("--html", type=Path, metavar="FILE", help="a report with plots")
-    group.add_argument("--receipts", type=Path, metavar="DIR", help="every decision, a file for each run")
-
-
-def number(kind: Callable[[str], float], what: str, low: float = 0.0) -> Callable[[str], float]:
-    """A converter for argparse: a finite number above `low`."""
-
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = low
-        if not low < value < inf:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-        return value
-
-    return convert
-
-
-def numbers(kind: Callable[[str], float], what: str, low: float | None = None) -> Callable[[str], list[float]]:
-    """A converter for argparse: several numbers with commas, above 0, or from `low` on when it is given."""
-
-    def convert(text: str) -> list[float]:
-        try:
-            values = list(dict.fromkeys(kind(part) for part in text.split(",")))
-        except ValueError:
-            values = []
-        if not values or not all((value > 0 if low is None else value >= low) and value < inf for value in values):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what}")
-        return values
-
-    return convert
-
-
-def at_least_0(text: str) -> float:
-    """A converter for argparse: a finite number, 0 or more."""
-    if text.lstrip("+").rstrip("0.") == "":
-        return 0.0
-    return number(float, "a number of at least 0")(text)
-
-
-def share(text: str) -> float:
-    """A converter for argparse: 0 <= share < 1."""
-    value = at_least_0(text)
-    if value >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share below 1")
-    return value
 
 
 def replay(args: argparse.Namespace) -> int:
@@ -204,14 +60,32 @@ def replay(args: argparse.Namespace) -> int:
     check_outputs(args)
     with progress_bar(console, jobs, trace) as on_progress:
         done = play_all(jobs, processes, on_progress)
-    report = report_of(args, jobs[0], trace, done)
+    report = report_of(args, trace, done)
     write_outputs(args, report, done)  # before anything is printed: the reader of a pipe may have gone
     for table in tables(report, console.width):
         console.print(table)
-    missing = sum(one.summary.refused for one in done)
+    for sentence in remarks(args, trace, done):
+        console.print(sentence)
+    return EXIT_FAILED if any(run.refused for run in of_rules(done)) else 0
+
+
+def of_rules(done: Sequence[Done]) -> list[Summary]:
+    """Runs of rules and not of central orders: what these cannot place is not the router's fault."""
+    return [one.summary for one in done if one.job.conditions.policy.name not in ORDERS]
+
+
+def remarks(args: argparse.Namespace, trace: Trace, done: Sequence[Done]) -> Iterator[str]:
+    """What a reader of the numbers must know besides, all runs of rules together."""
+    missing, cut = (sum(getattr(run, name) for run in of_rules(done)) for name in ("refused", "cut"))
+    first, last = args.slice
+    if (first, last) != (0, 1):
+        yield f"Played were the requests from {first:.0%} to {last:.0%} of the trace."
+    if trace.left_out:
+        yield f"{trace.left_out} rows of the trace have no prompt or no output and were left out."
+    if cut:
+        yield f"{cut} counted answers were cut short: with their prompts they filled all a replica can hold."
     if missing:
-        console.print(f"{missing} counted requests were not answered.")
-    return EXIT_FAILED if missing else 0
+        yield f"{missing} counted requests were not answered."
 
 
 def jobs_of(args: argparse.Namespace) -> list[Job]:
@@ -221,43 +95,57 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     ------
     ConfigError, BadTrace : a flag, the trace or the fleet cannot be used.
     """
-    source = source_of(args)
-    trace_of(source)  # read here first, so that what is wrong with it is said before any process is started
-    fleet = fleet_of(source)
-    policies = list(dict.fromkeys(name.strip() for name in args.policy.split(",") if name.strip()))
+    sources = sources_of(args)
+    part_of(trace_of(sources[0]).rows, args.slice)  # what is wrong here is said before any process is started
+    check_conditions(args)
+    fleets = [fleet_of(source) for source in sources]
+    directed = is_directed(args, fleets[0])
+    prices = tuple(price_of(text, set(fleets[-1].cards)) for text in args.card_price)
+    loads: list[float | None] = args.load or [None]
+    shown = middle(sources), middle(loads), args.seeds[0]
+    return [
+        Job(
+            source=source,
+            demand=demand_of(args, load, seed),
+            conditions=conditions_of(args, rule, seed, directed=directed),
+            warm_up=args.warm_up,
+            deadline_s=args.deadline_s,
+            card_prices=prices,
+            receipts=receipts_file(args, rule, source, load, seed),
+            detail=args.html is not None and (source, load, seed) == shown,
+            bounds=not args.no_bounds,
+        )
+        for source, load, seed, rule in product(sources, loads, args.seeds, rules_played(args))
+    ]
+
+
+def rules_played(args: argparse.Namespace) -> list[PolicyConfig]:
+    """The rules that are named, and the yardstick behind them."""
+    rules = rules_of(args.policy or [DEFAULT_POLICIES])
+    if args.no_bounds or any(rule.name == YARDSTICK for rule in rules):
+        return rules
+    return [*rules, PolicyConfig(name=YARDSTICK)]
+
+
+def check_conditions(args: argparse.Namespace) -> None:
     if args.estimator_error > LARGEST_ERROR:
         raise ConfigError(f"--estimator-error {args.estimator_error:g}: more than {LARGEST_ERROR:g} is no estimate")
     if 0 < args.load_report_period_ms < 1:
         raise ConfigError("--load-report-period-ms must be 0 or at least 1")
-    for name in policies:
-        if name not in ORDERS:
-            build_policy(name, {}, 0)
-    if not policies:
-        raise ConfigError("--policy names no policy")
-    directed = is_directed(args, fleet)
-    loads: list[float | None] = args.load or [None]
-    prices = tuple(price_of(text, set(fleet.cards)) for text in args.card_price)
-    shown = detail_load(loads)
-    return [
-        Job(
-            source=source,
-            demand=Demand(args.requests, load, args.speedup or 1.0, seed, shared_prefixes=not args.no_shared_prefixes),
-            conditions=conditions_of(args, policy, seed, directed=directed),
-            warm_up=args.warm_up,
-            deadline_s=args.deadline_s,
-            card_prices=prices,
-            receipts=receipts_file(args, policy, load, seed),
-            detail=args.html is not None and load == shown and seed == args.seeds[0],
-        )
-        for load, seed, policy in product(loads, args.seeds, policies)
-    ]
 
 
-def source_of(args: argparse.Namespace) -> Source:
+def demand_of(args: argparse.Namespace, load: float | None, seed: int) -> Demand:
+    shared = not args.no_shared_prefixes
+    return Demand(args.requests, load, args.speedup or 1.0, seed, shared_prefixes=shared, part=args.slice)
+
+
+def sources_of(args: argparse.Namespace) -> list[Source]:
+    """The trace with each fleet it is played on: one file, or a fleet for each number of replicas."""
     if args.fleet is not None and (args.replicas is not None or args.cards is not None):
         raise ConfigError("--fleet already says which replicas there are; leave --replicas and --cards out")
     cards = tuple(card.strip() for card in (args.cards or DEFAULT_CARDS).split(",") if card.strip())
-    return Source(args.trace, args.format, args.fleet, args.replicas or max(DEFAULT_REPLICAS, len(cards)), cards)
+    sizes = args.replicas or [max(DEFAULT_REPLICAS, len(cards))]
+    return [Source(args.trace, args.format, args.fleet, size, cards) for size in sizes]
 
 
 def is_directed(args: argparse.Namespace, fleet: Fleets) -> bool:
@@ -265,9 +153,9 @@ def is_directed(args: argparse.Namespace, fleet: Fleets) -> bool:
     return fleet.directed if args.fetch is None else args.fetch == "directed"
 
 
-def conditions_of(args: argparse.Namespace, policy: str, seed: int, *, directed: bool) -> Conditions:
+def conditions_of(args: argparse.Namespace, rule: PolicyConfig, seed: int, *, directed: bool) -> Conditions:
     return Conditions(
-        policy=PolicyConfig(name=policy),
+        policy=rule,
         seed=seed,
         event_delay_s=args.event_delay_ms / 1000,
         load_period_s=args.load_report_period_ms / 1000 or None,
@@ -276,11 +164,15 @@ def conditions_of(args: argparse.Namespace, policy: str, seed: int, *, directed:
     )
 
 
-def receipts_file(args: argparse.Namespace, policy: str, load: float | None, seed: int) -> Path | None:
-    if args.receipts is None or policy in ORDERS:
+def receipts_file(
+    args: argparse.Namespace, rule: PolicyConfig, source: Source, load: float | None, seed: int
+) -> Path | None:
+    """Where the decisions of one run go; a central order has none."""
+    if args.receipts is None or rule.name in ORDERS:
         return None
+    on = f"-on{source.replicas}" if len(args.replicas or []) > 1 else ""
     at = "" if load is None else f"-load{load:g}"
-    return Path(args.receipts) / f"{policy}{at}-seed{seed}.jsonl"
+    return Path(args.receipts) / f"{NOT_IN_A_FILE_NAME.sub('-', label(rule))}{on}{at}-seed{seed}.jsonl"
 
 
 def price_of(text: str, cards: set[str]) -> tuple[str, float]:
@@ -296,22 +188,30 @@ def price_of(text: str, cards: set[str]) -> tuple[str, float]:
 
 @contextmanager
 def progress_bar(console: Console, jobs: Sequence[Job], trace: Trace) -> Iterator[Callable[[int, int], None]]:
-    """One line for each run that has begun, filled as its requests arrive."""
+    """One line for all runs and one for each that is under way, filled as requests arrive."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        total = jobs[0].demand.requests or len(trace.rows)
-        tasks = [progress.add_task(job.label, total=min(total, len(trace.rows)), start=False) for job in jobs]
+        demand = jobs[0].demand
+        there = round((demand.part[1] - demand.part[0]) * len(trace.rows))
+        total = min(demand.requests or there, there)
+        everything = progress.add_task(f"{len(jobs)} runs", total=total * len(jobs))
+        tasks = [progress.add_task(job.label, total=total, start=False, visible=False) for job in jobs]
+        seen = [0] * len(jobs)
 
         def on_progress(job: int, arrived: int) -> None:
+            seen[job] = min(arrived, total)
             progress.start_task(tasks[job])
-            progress.update(tasks[job], completed=arrived)
+            progress.update(tasks[job], completed=arrived, visible=arrived < total)
+            progress.update(everything, completed=sum(seen))
 
         yield on_progress
 
 
-def report_of(args: argparse.Namespace, job: Job, trace: Trace, done: Sequence[Done]) -> Report:
-    fleet = fleet_of(job.source)
+def report_of(args: argparse.Namespace, trace: Trace, done: Sequence[Done]) -> Report:
+    sources = list(dict.fromkeys(one.job.source for one in done))
+    fleet, conditions = fleet_of(middle(sources)), done[0].job.conditions
     runs = [one.summary for one in done]
+    hold_against(runs, YARDSTICK)
     groups = grouped(runs)
     return Report(
         setting=Setting(
@@ -319,17 +219,19 @@ def report_of(args: argparse.Namespace, job: Job, trace: Trace, done: Sequence[D
             format=trace.format,
             rows=len(trace.rows) + trace.left_out,
             left_out=trace.left_out,
+            part=args.slice,
             fleet=args.fleet.name if args.fleet is not None else "made from --replicas and --cards",
+            sizes=list(dict.fromkeys(run.replicas for run in runs)),
             replicas=fleet.replicas,
             cards=fleet.cards,
             requests=args.requests,
             speedup=None if args.load else args.speedup or 1.0,
             warm_up=args.warm_up,
             deadline_s=args.deadline_s,
-            event_delay_s=job.conditions.event_delay_s,
-            load_period_s=job.conditions.load_period_s,
+            event_delay_s=conditions.event_delay_s,
+            load_period_s=conditions.load_period_s,
             estimator_error=args.estimator_error,
-            fetch="directed" if job.conditions.directed else "engine",
+            fetch="directed" if conditions.directed else "engine",
         ),
         runs=runs,
         groups=groups,
@@ -358,9 +260,10 @@ def write_outputs(args: argparse.Namespace, report: Report, done: Sequence[Done]
     if args.csv is not None:
         args.csv.write_text(as_csv(report.runs), encoding="utf-8")
     if args.html is not None:
-        source = done[0].job.source
+        details = [one for one in done if one.result is not None]
+        source = details[0].job.source
         engines = with_blocks(fleet_of(source), router_tokens=1, engine_tokens=trace_of(source).block_tokens).engines
-        args.html.write_text(render(report, [one for one in done if one.result is not None], engines), encoding="utf-8")
+        args.html.write_text(render(report, details, engines), encoding="utf-8")
 
 
 COMMAND = ReplayCommand()

@@ -1,15 +1,16 @@
 """One fleet for a replay, read twice: as the router reads it and as the simulated engines do.
 
-Model     the fleet file as it is, but at speed 1 (virtual time costs nothing), with addresses nobody calls
-Valid     one model, one rank a replica, every replica for prefill and decode; others are refused
-Blind to  what only sockets have: ports, publishers, probes; and start-up times, all replicas are there at once
+Model     the fleet file as it is, but at speed 1 (virtual time costs nothing), with addresses nobody calls, and each
+          rank of a server as the replica it is to the router: `name/0`, `name/1`, behind one URL
+Valid     one model, every replica for prefill and decode; others are refused
+Blind to  what only sockets have: ports, publishers, probes
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -18,10 +19,12 @@ from router.errors import ConfigError
 from router.fleet import Fleet, ReplicaSpec, check_fleet
 from sim_backends import fleet as sim_fleet
 
+Spec = TypeVar("Spec", ReplicaSpec, sim_fleet.Replica)
+
 
 @dataclass(frozen=True, slots=True)
 class Fleets:
-    """Both readings of one fleet, replicas in the same order."""
+    """Both readings of one fleet, replicas in the same order, one rank each."""
 
     router: Fleet
     engines: sim_fleet.Fleet
@@ -63,9 +66,9 @@ def of_text(text: str, source: str) -> Fleets:
     except msgspec.DecodeError as exc:
         raise ConfigError(f"fleet file {source}: {exc}") from exc
     _check_playable(engines, source)
-    router = msgspec.structs.replace(router, speed=1.0, replicas=_addressed(router))
+    router = msgspec.structs.replace(router, speed=1.0, replicas=_ranks_of(_addressed(router)))
     check_fleet(router)
-    return Fleets(router, msgspec.structs.replace(engines, speed=1.0))
+    return Fleets(router, msgspec.structs.replace(engines, speed=1.0, replicas=_ranks_of(engines.replicas)))
 
 
 def of_cards(replicas: int, cards: list[str]) -> Fleets:
@@ -103,11 +106,19 @@ def _check_playable(fleet: sim_fleet.Fleet, source: str) -> None:
     for replica in fleet.replicas:
         for has, what in (
             (replica.role != "both", f"role {replica.role}"),
-            (replica.ranks > 1, f"{replica.ranks} ranks behind one URL"),
             (replica.model is not None, "a model of its own"),
         ):
             if has:
                 raise ConfigError(f"fleet file {source}: replica {replica.name!r} has {what}, which cannot be replayed")
+
+
+def _ranks_of(replicas: list[Spec]) -> list[Spec]:
+    """One replica for each rank, named as `sim_backends.world` names its engines."""
+    return [
+        msgspec.structs.replace(replica, name=replica.name if replica.ranks == 1 else f"{replica.name}/{rank}", ranks=1)
+        for replica in replicas
+        for rank in range(replica.ranks)
+    ]
 
 
 def _addressed(fleet: Fleet) -> list[ReplicaSpec]:

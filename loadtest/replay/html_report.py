@@ -1,7 +1,7 @@
 """All runs as one HTML file that needs nothing else: tables, and charts as SVG inside it.
 
-Model     a policy keeps its colour through the whole report. Plots of single requests show one load (the middle one
-          of a sweep) and the first seed; everything else shows means over seeds
+Model     a policy keeps its colour through the whole report. Plots of single requests show one load and one size of the
+          fleet (the middle ones of a sweep) and the first seed; everything else shows means over seeds
 Valid     up to about ten policies; more share colours
 """
 
@@ -11,18 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import isfinite, isnan
+from typing import TypeVar
 
 import numpy as np
 
 from loadtest.replay import svg
 from loadtest.replay.central import ORDERS
 from loadtest.replay.jobs import Done
-from loadtest.replay.measure import Group, utilisation
-from loadtest.replay.outputs import ROWS, Report, cell, known, percent, seconds
+from loadtest.replay.measure import Group, Summary, utilisation
+from loadtest.replay.outputs import ROWS, Report, cell, heading, known, percent, played, seconds, setting_of
 from loadtest.replay.results import Floats
 from loadtest.replay.svg import Series, line_chart, scale_over, scatter
 from sim_backends.fleet import Fleet
 
+Step = TypeVar("Step")  # of a sweep
+Point = tuple[float, Group]  # where on the axis of a sweep
+
+SWEEP_WORDS = "Dashed: bounds no router can reach; black is the strict lower bound of the mean."
 CURVE_POINTS = 200  # of a distribution: more cannot be seen
 CLOUD_POINTS = 600  # of a scatter plot, evenly taken
 SLICES = 72  # of time, in the map of utilisation
@@ -57,15 +62,16 @@ def render(report: Report, details: Sequence[Done], engines: Fleet) -> str:
     """The report as text. details : runs with their requests, one for each policy; engines : the fleet played."""
     policies = list(dict.fromkeys(group.policy for group in report.groups))
     colours = {name: svg.PALETTE[index % len(svg.PALETTE)] for index, name in enumerate(policies)}
-    shown = _shown_load(report)
-    groups = [group for group in report.groups if group.load == shown]
+    size, load = middle(report.setting.sizes), middle(_loads(report))
+    groups = [group for group in report.groups if (group.replicas, group.load) == (size, load)]
+    at = _on(report, size) + _at(load)
     sections = [
-        _section("All numbers", "", _tables(report)),
-        _section("Load", *_sweep(report, colours)) if len(_loads(report)) > 1 else "",
-        _section(f"Waiting{_at(shown)}", *_waiting(groups, details, colours)),
-        _section(f"State and where it came from{_at(shown)}", *_state(groups, colours)),
-        _section(f"Replicas{_at(shown)}", *_replicas(details, engines)),
-        _section(f"Predicted and observed{_at(shown)}", *_predictions(details, colours)),
+        _section("All numbers", "", _tables(report, (size, load))),
+        _sweeps(report, size, load, colours),
+        _section(f"Waiting{at}", *_waiting(groups, details, colours)),
+        _section(f"State and where it came from{at}", *_state(groups, colours)),
+        _section(f"Utilisation{at}", *_replicas(details, engines)),
+        _section(f"Predicted and observed{at}", *_predictions(details, colours)),
     ]
     body = f"<h1>Replay of {escape(report.setting.trace)}</h1>{_intro(report)}{_legend(colours)}{''.join(sections)}"
     return (
@@ -76,17 +82,17 @@ def render(report: Report, details: Sequence[Done], engines: Fleet) -> str:
     )
 
 
-def detail_load(loads: Sequence[float | None]) -> float | None:
-    """The load whose single requests are plotted: the middle one of a sweep."""
-    return loads[len(loads) // 2]
+def middle(swept: Sequence[Step]) -> Step:
+    """Of the loads or fleets of a sweep the one whose single requests are plotted."""
+    return swept[len(swept) // 2]
 
 
 def _loads(report: Report) -> list[float | None]:
     return list(dict.fromkeys(group.load for group in report.groups))
 
 
-def _shown_load(report: Report) -> float | None:
-    return detail_load(_loads(report))
+def _on(report: Report, size: int) -> str:
+    return f" on {size} replicas" if len(report.setting.sizes) > 1 else ""
 
 
 def _at(load: float | None) -> str:
@@ -96,14 +102,22 @@ def _at(load: float | None) -> str:
 def _intro(report: Report) -> str:
     setting = report.setting
     kinds = ", ".join(f"{setting.cards.count(card)} x {card}" for card in dict.fromkeys(setting.cards))
+    left_out = f" ({setting.left_out} without prompt or output left out)" if setting.left_out else ""
     told = "no load reports" if setting.load_period_s is None else f"load reports every {setting.load_period_s:g} s"
-    return (
-        f"<p>{len(setting.replicas)} simulated replicas ({escape(kinds)}) behind the router's own dispatcher in virtual"
-        f" time. Trace in the format {escape(setting.format)}, {setting.rows} rows; the first {setting.warm_up:.0%} of"
-        f" each run are not counted. Deadline of the first token {setting.deadline_s:g} s. Cache events"
-        f" {setting.event_delay_s:g} s late, {told}, estimates wrong by {setting.estimator_error:.0%}, fetches decided"
-        f" by {'the router' if setting.fetch == 'directed' else 'the engines'}. tfirst {escape(report.version)}.</p>"
+    by = "the router" if setting.fetch == "directed" else "the engines"
+    sizes = f"{', '.join(map(str, setting.sizes))} simulated replicas ({kinds}"
+    if len(setting.sizes) > 1:
+        sizes += f" where there are {len(setting.replicas)}"
+    first, last = setting.part
+    part = "" if (first, last) == (0, 1) else f", of which those from {first:.0%} to {last:.0%} were played"
+    sentences = (
+        f"{sizes}) behind the router's own dispatcher in virtual time.",
+        f"Trace in the format {setting.format}, {setting.rows} rows{left_out}{part};",
+        f"the first {setting.warm_up:.0%} of each run are not counted.",
+        f"Deadline of the first token {setting.deadline_s:g} s. Cache events {setting.event_delay_s:g} s late, {told},",
+        f"estimates wrong by {setting.estimator_error:.0%}, fetches decided by {by}. tfirst {report.version}.",
     )
+    return f"<p>{escape(' '.join(sentences))}</p>"
 
 
 def _legend(colours: dict[str, str]) -> str:
@@ -123,65 +137,86 @@ def _section(title: str, words: str, figures: Sequence[Figure] | str) -> str:
     return f"<h2>{escape(title)}</h2>{f'<p>{escape(words)}</p>' if words else ''}{inside}"
 
 
-def _tables(report: Report) -> str:
-    shown = _shown_load(report)
+def _tables(report: Report, opened: tuple[int, float | None]) -> str:
     return "".join(
-        _table(load, [g for g in report.groups if g.load == load], opened=load == shown) for load in _loads(report)
+        _table([g for g in report.groups if (g.replicas, g.load) == one], opened=one == opened)
+        for one in played(report)
     )
 
 
-def _table(load: float | None, groups: Sequence[Group], *, opened: bool) -> str:
-    head = "".join(f"<th>{escape(group.policy)}</th>" for group in groups)
+def _table(groups: Sequence[Group], *, opened: bool) -> str:
+    head = "".join(f"<th>{escape(heading(group.policy)).replace(chr(10), '<br>')}</th>" for group in groups)
     lines = []
     for label, field, written, rule in ROWS:
         cells = [cell(group.numbers[field], written) for group in groups]
         if any(one != "-" for one in cells):
             row = "".join(f"<td>{escape(one)}</td>" for one in cells)
             lines.append(f"<tr{' class=rule' if rule else ''}><td>{escape(label)}</td>{row}</tr>")
-    title = "" if load is None else f"Ideal cached load {load:g}: "
     seeds = f", {groups[0].seeds} seeds, intervals of 95 %" if groups[0].seeds > 1 else ""
-    counted = f"{groups[0].numbers['requests'].mean:.0f} requests"
+    counted = f"{groups[0].numbers['requests'].mean:.0f} requests on {setting_of(groups[0])}"
     return (
-        f"<details{' open' if opened else ''}><summary>{title}{counted}{seeds}</summary>"
+        f"<details{' open' if opened else ''}><summary>{counted}{seeds}</summary>"
         f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead>{"".join(lines)}</table></div></details>'
     )
 
 
-# Load
+# Sweeps
 
 
-def _sweep(report: Report, colours: dict[str, str]) -> tuple[str, list[Figure]]:
-    first = [_over_load(report, name, "first_token_mean_s", colour) for name, colour in colours.items()]
-    bound = Series("lower bound", svg.INK, _bound_points(report), dashed=True)
-    inside = [_over_load(report, name, "inside_deadline", colour) for name, colour in colours.items()]
-    ended = [_over_load(report, name, "end_to_end_mean_s", colour) for name, colour in colours.items()]
-    loads = [load for load in _loads(report) if load is not None]
-    x = svg.Scale(min(loads) - 0.02, max(loads) + 0.02, "ideal cached load")
-    words = "Dashed: bounds no router can reach; black is the strict lower bound of the mean."
-    return words, [
-        Figure("First token, mean", "seconds, log scale", _lines([*first, bound], x, "seconds", log=True)),
-        Figure("End to end, mean", "seconds, log scale", _lines(ended, x, "seconds", log=True)),
+def _sweeps(report: Report, size: int, load: float | None, colours: dict[str, str]) -> str:
+    """What was swept: over the load on a fleet of `size` replicas, over the size at `load`."""
+    loads = [one for one in _loads(report) if one is not None]
+    sizes = tuple(float(one) for one in report.setting.sizes)
+    shown = ""
+    if len(loads) > 1:
+        x = svg.Scale(min(loads) - 0.02, max(loads) + 0.02, "ideal cached load")
+        along = [(g.load, g) for g in report.groups if g.replicas == size and g.load is not None]
+        shown += _section(f"Load{_on(report, size)}", SWEEP_WORDS, _sweep(report, along, x, colours))
+    if len(sizes) > 1:
+        x = svg.Scale(min(sizes) / 1.1, max(sizes) * 1.1, "replicas, log scale", log=True, marks=sizes)
+        along = [(float(g.replicas), g) for g in report.groups if g.load == load]
+        shown += _section(f"Size of the fleet{_at(load)}", SWEEP_WORDS, _sweep(report, along, x, colours))
+    return shown
+
+
+def _sweep(report: Report, along: Sequence[Point], x: svg.Scale, colours: dict[str, str]) -> list[Figure]:
+    bounds = sorted({at: known(group, "bound_s") for at, group in along}.items())
+    first = [*_lines(along, "first_token_mean_s", colours), Series("lower bound", svg.INK, bounds, dashed=True)]
+    figures = [
+        Figure("First token, mean", "seconds, log scale", _chart(first, x, "seconds", log=True)),
+        Figure(
+            "End to end, mean",
+            "seconds, log scale",
+            _chart(_lines(along, "end_to_end_mean_s", colours), x, "seconds", log=True),
+        ),
         Figure(
             f"First token inside {report.setting.deadline_s:g} s",
             "share of all requests; goodput is where a line crosses 0.9 or 0.99",
-            _lines(inside, x, "share", log=False),
+            _chart(_lines(along, "inside_deadline", colours), x, "share", log=False),
         ),
+    ]
+    over = _lines(along, "central_ratio", colours)
+    if any(isfinite(ratio) for one in over for _at, ratio in one.points):
+        chart = _chart(over, x, "times, log scale", log=True)
+        figures.append(Figure("First token, mean, over central_fcfs", "late binding with a perfect cache is 1", chart))
+    return figures
+
+
+def _lines(along: Sequence[Point], field: str, colours: dict[str, str]) -> list[Series]:
+    return [
+        Series(
+            policy,
+            colour,
+            sorted((at, known(group, field)) for at, group in along if group.policy == policy),
+            dashed=policy in ORDERS,
+        )
+        for policy, colour in colours.items()
     ]
 
 
-def _lines(series: Sequence[Series], x: svg.Scale, label: str, *, log: bool) -> str:
+def _chart(series: Sequence[Series], x: svg.Scale, label: str, *, log: bool) -> str:
     y = scale_over([point[1] for one in series for point in one.points], label, log=log, zero=not log)
     return line_chart(series, x, y, dots=True)
-
-
-def _over_load(report: Report, policy: str, field: str, colour: str) -> Series:
-    points = sorted((g.load, known(g, field)) for g in report.groups if g.policy == policy and g.load is not None)
-    return Series(policy, colour, points, dashed=policy in ORDERS)
-
-
-def _bound_points(report: Report) -> list[tuple[float, float]]:
-    bounds = {group.load: known(group, "bound_s") for group in report.groups if group.load is not None}
-    return sorted(bounds.items())
 
 
 # Waiting
@@ -305,11 +340,18 @@ def _predictions(details: Sequence[Done], colours: dict[str, str]) -> tuple[str,
     return "One dot a request; on the dashed line the prediction was right.", [
         Figure(
             done.summary.policy,
-            f"median error {percent(done.summary.prediction_error_p50)}",
+            _how_right(done.summary),
             scatter([cloud], x, y, radius=2, labels=False, diagonal=True),
         )
         for done, cloud in clouds
     ]
+
+
+def _how_right(run: Summary) -> str:
+    words = f"median error {percent(run.prediction_error_p50)}"
+    if isnan(run.coverage_p90) and isnan(run.coverage_p99):
+        return words
+    return f"{words}; p90 covers {percent(run.coverage_p90)}, p99 {percent(run.coverage_p99)}"
 
 
 def _cloud(done: Done, colours: dict[str, str]) -> Series:

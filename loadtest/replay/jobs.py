@@ -25,6 +25,7 @@ from loadtest.replay.fleets import Fleets
 from loadtest.replay.formats import Trace, read_trace
 from loadtest.replay.measure import Ceiling, Summary, ceiling, summary
 from loadtest.replay.results import Result
+from loadtest.replay.rules import label
 from loadtest.replay.run import Conditions, Replay
 from loadtest.replay.workload import Demand, arrivals
 from loadtest.traffic import TrafficRow
@@ -46,7 +47,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run. receipts : file to write them to; detail : keep every request's numbers, not only the summary"""
+    """One run.
+
+    receipts : file to write them to
+    detail : keep every request's numbers, not only the summary
+    bounds : find the lower bound of the mean
+    """
 
     source: Source
     demand: Demand
@@ -56,11 +62,13 @@ class Job:
     card_prices: tuple[tuple[str, float], ...] = ()
     receipts: Path | None = None
     detail: bool = False
+    bounds: bool = True
 
     @property
     def label(self) -> str:
         load = "" if self.demand.load is None else f" at {self.demand.load:g}"
-        return f"{self.conditions.policy.name}{load}, seed {self.conditions.seed}"
+        size = "" if self.source.fleet_file is not None else f" on {self.source.replicas}"
+        return f"{label(self.conditions.policy)}{size}{load}, seed {self.conditions.seed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +84,14 @@ class Done:
 Progress = Callable[[int, int], None]  # number of the job, requests that have arrived
 
 
-@lru_cache(maxsize=1)
 def trace_of(source: Source) -> Trace:
-    """The trace, read once in each process. Raises BadTrace."""
-    return read_trace(source.trace, source.format)
+    """The trace, read once in each process whatever the fleet. Raises BadTrace."""
+    return _read_once(source.trace, source.format)
+
+
+@lru_cache(maxsize=1)
+def _read_once(path: Path, format_name: str | None) -> Trace:
+    return read_trace(path, format_name)
 
 
 @lru_cache(maxsize=1)
@@ -91,11 +103,12 @@ def fleet_of(source: Source) -> Fleets:
 
 
 @lru_cache(maxsize=1)
-def traffic_of(source: Source, demand: Demand, warm_up: float) -> tuple[list[TrafficRow], Ceiling]:
+def traffic_of(source: Source, demand: Demand, warm_up: float, bounds: bool) -> tuple[list[TrafficRow], Ceiling]:
     """The arrivals of a run and what no rule can beat on them: the same for every policy."""
     trace, fleet = trace_of(source), fleet_of(source)
-    rows = arrivals(trace, fleet.router, demand)
-    return rows, ceiling(_blocks(fleet, trace).engines, rows, block_tokens=trace.block_tokens, warm_up=warm_up)
+    rows = arrivals(trace, fleet, demand)
+    engines = _blocks(fleet, trace).engines
+    return rows, ceiling(engines, rows, block_tokens=trace.block_tokens, warm_up=warm_up, with_mean_bound=bounds)
 
 
 def _blocks(fleet: Fleets, trace: Trace) -> Fleets:
@@ -105,7 +118,7 @@ def _blocks(fleet: Fleets, trace: Trace) -> Fleets:
 def play(job: Job, on_progress: Callable[[int], None] | None = None) -> Done:
     """Run one job in this process."""
     trace, fleet = trace_of(job.source), fleet_of(job.source)
-    rows, limit = traffic_of(job.source, job.demand, job.warm_up)
+    rows, limit = traffic_of(job.source, job.demand, job.warm_up, job.bounds)
     engines = _blocks(fleet, trace).engines
     name = job.conditions.policy.name
     if name in ORDERS:

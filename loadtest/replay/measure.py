@@ -4,7 +4,7 @@ Model     the first `warm_up` share of the requests is dropped everywhere but in
           bytes, imbalance). Slowdown is T_first over the best this request could have had. Intervals over seeds
           are Student's, at 95 %
 Valid     one trace at one load; NaN where nothing was observed
-Blind to  the predicted quantiles' coverage: the router predicts a mean only
+Blind to  how wide a predicted quantile is: one that is far too large covers everything
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Ceiling:
 
     best_s : per request, alone on an idle fleet with a perfect cache; shape (requests,)
     ideal_cached_tokens : per request, what a perfect cache would have; shape (requests,)
-    mean_bound_s : lower bound of the mean T_first after the warm-up
+    mean_bound_s : lower bound of the mean T_first after the warm-up; NaN where nobody asked
     warm : how many requests are dropped
     """
 
@@ -45,13 +45,18 @@ class Ceiling:
     warm: int
 
 
-def ceiling(fleet: Fleet, rows: Sequence[TrafficRow], *, block_tokens: int, warm_up: float) -> Ceiling:
+def ceiling(
+    fleet: Fleet, rows: Sequence[TrafficRow], *, block_tokens: int, warm_up: float, with_mean_bound: bool = True
+) -> Ceiling:
     """fleet : the engines' reading, blocks of `block_tokens`; warm_up : share dropped, 0 <= warm_up < 1."""
     warm = min(int(len(rows) * warm_up), len(rows) - 1)
+    mean_bound_s = nan
+    if with_mean_bound:
+        mean_bound_s = mean_bound(fleet, rows, tokens_per_id=block_tokens, first=warm).bound_s
     return Ceiling(
         best_s=best_possible_s(fleet, rows, tokens_per_id=block_tokens),
         ideal_cached_tokens=ideal_cached_tokens(rows, block_tokens=block_tokens, tokens_per_id=block_tokens),
-        mean_bound_s=mean_bound(fleet, rows, tokens_per_id=block_tokens, first=warm).bound_s,
+        mean_bound_s=mean_bound_s,
         warm=warm,
     )
 
@@ -59,11 +64,13 @@ def ceiling(fleet: Fleet, rows: Sequence[TrafficRow], *, block_tokens: int, warm
 class Summary(msgspec.Struct, kw_only=True):
     """One run. Seconds, bytes and shares 0..1 as named; NaN (null in JSON) is unknown or does not apply."""
 
-    policy: str
+    policy: str  # with its settings, if it was given any
+    replicas: int
     load: float | None  # ideal cached load; None where times were not scaled to one
     seed: int
     requests: int  # counted, without the warm-up
     refused: int  # of those, not answered
+    cut: int  # of those, answered with fewer tokens than in the trace: more did not fit into a replica
     first_token_mean_s: float
     first_token_p50_s: float
     first_token_p90_s: float
@@ -83,7 +90,10 @@ class Summary(msgspec.Struct, kw_only=True):
     decision_p99_s: float
     bound_s: float  # no rule's mean T_first can be lower
     bound_ratio: float  # mean T_first over that
+    central_ratio: float = nan  # mean T_first over that of central_fcfs on the same requests, once that is known
     prediction_error_p50: float  # |predicted - observed| / observed
+    coverage_p90: float  # share of first tokens at or under their predicted 90 % quantile: right is 0.9
+    coverage_p99: float
     local_share: float  # requests by where most of their prompt came from
     remote_share: float
     recompute_share: float
@@ -91,7 +101,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 # Everything in a summary that can be averaged over seeds.
-NUMBERS = tuple(name for name in Summary.__struct_fields__ if name not in ("policy", "load", "seed"))
+NUMBERS = tuple(name for name in Summary.__struct_fields__ if name not in ("policy", "replicas", "load", "seed"))
 
 
 def summary(
@@ -115,10 +125,12 @@ def summary(
     decisions_s = result.decisions_s[limit.warm :]
     return Summary(
         policy=result.label,
+        replicas=len(result.replicas),
         load=load,
         seed=seed,
         requests=int(counted.sum()),
         refused=int((counted & ~result.answered).sum()),
+        cut=int((counted & result.cut).sum()),
         first_token_mean_s=mean(first_s),
         first_token_p50_s=quantile(first_s, 0.5),
         first_token_p90_s=quantile(first_s, 0.9),
@@ -140,6 +152,8 @@ def summary(
         # The bound holds for all requests together: a mean without the refused ones may be below it.
         bound_ratio=ratio(mean(first_s), limit.mean_bound_s) if ok.sum() == counted.sum() else nan,
         prediction_error_p50=quantile(np.abs(result.predicted_s[ok] - first_s) / first_s, 0.5),
+        coverage_p90=coverage(result.predicted_p90_s[ok], first_s),
+        coverage_p99=coverage(result.predicted_p99_s[ok], first_s),
         local_share=shares[0],
         remote_share=shares[1],
         recompute_share=shares[2],
@@ -157,6 +171,12 @@ def quantile(values: Floats, share: float) -> float:
     """Quantile of what is known; NaN of nothing."""
     known = values[~np.isnan(values)]
     return float(np.quantile(known, share)) if len(known) else nan
+
+
+def coverage(predicted_s: Floats, observed_s: Floats) -> float:
+    """Share of what was observed at or under what was predicted, where anything was; NaN where nothing was."""
+    told = ~np.isnan(predicted_s)
+    return ratio(int((observed_s[told] <= predicted_s[told]).sum()), int(told.sum()))
 
 
 def ratio(part: float, whole: float) -> float:
@@ -237,27 +257,45 @@ class Spread(msgspec.Struct):
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """All seeds of one policy at one load."""
+    """All seeds of one policy on one fleet at one load."""
 
     policy: str
+    replicas: int
     load: float | None
     seeds: int
     numbers: dict[str, Spread]
 
 
-def grouped(runs: Sequence[Summary]) -> list[Group]:
-    """Runs of the same policy and load together, in order of first appearance."""
-    together: dict[tuple[str, float | None], list[Summary]] = {}
+def hold_against(runs: Sequence[Summary], reference: str) -> None:
+    """Write into each run how its mean compares with that of the policy `reference` on the same requests.
+
+    Left unknown where the reference was not played, or where either of them left a request unanswered: means of
+    different requests do not compare.
+    """
+
+    def requests_of(run: Summary) -> tuple[int, float | None, int]:
+        return run.replicas, run.load, run.seed
+
+    known_s = {requests_of(run): run.first_token_mean_s for run in runs if run.policy == reference and not run.refused}
     for run in runs:
-        together.setdefault((run.policy, run.load), []).append(run)
+        if not run.refused:
+            run.central_ratio = ratio(run.first_token_mean_s, known_s.get(requests_of(run), nan))
+
+
+def grouped(runs: Sequence[Summary]) -> list[Group]:
+    """Runs of the same policy, fleet and load together, in order of first appearance."""
+    together: dict[tuple[str, int, float | None], list[Summary]] = {}
+    for run in runs:
+        together.setdefault((run.policy, run.replicas, run.load), []).append(run)
     return [
         Group(
             policy=policy,
+            replicas=replicas,
             load=load,
             seeds=len(same),
             numbers={name: spread_of([float(getattr(run, name)) for run in same]) for name in NUMBERS},
         )
-        for (policy, load), same in together.items()
+        for (policy, replicas, load), same in together.items()
     ]
 
 
@@ -275,19 +313,26 @@ class Goodput(msgspec.Struct):
     """Highest load of a sweep up to which at least `share` of the requests are inside the deadline; NaN: none is."""
 
     policy: str
+    replicas: int
     share: float
     load: float
 
 
 def goodput(groups: Sequence[Group], shares: Sequence[float] = (0.9, 0.99)) -> list[Goodput]:
-    """For each policy and share, over the loads that were played; empty without loads."""
-    policies = dict.fromkeys(group.policy for group in groups if group.load is not None)
-    return [Goodput(policy, share, _highest(groups, policy, share)) for policy in policies for share in shares]
+    """For each policy, fleet and share, over the loads that were played; empty without loads."""
+    swept: dict[tuple[str, int], list[tuple[float, Group]]] = {}
+    for group in groups:
+        if group.load is not None:
+            swept.setdefault((group.policy, group.replicas), []).append((group.load, group))
+    return [
+        Goodput(policy, replicas, share, _highest(own, share))
+        for (policy, replicas), own in swept.items()
+        for share in shares
+    ]
 
 
-def _highest(groups: Sequence[Group], policy: str, share: float) -> float:
+def _highest(own: Sequence[tuple[float, Group]], share: float) -> float:
     best = nan
-    own = [(group.load, group) for group in groups if group.policy == policy and group.load is not None]
     for load, group in sorted(own, key=lambda item: item[0]):
         if not group.numbers["inside_deadline"].mean >= share:
             break

@@ -1,6 +1,6 @@
 """The numbers of all runs as a table for the terminal, as JSON and as CSV.
 
-Valid     runs of one trace and fleet; several loads make several tables
+Valid     runs of one trace; several loads or sizes of the fleet make several tables
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from rich.table import Table
 import router
 from loadtest.replay.measure import Goodput, Group, Spread, Summary
 
-SCHEMA = 1  # raised when a field changes its meaning or leaves; new fields alone do not raise it
+# Raised when a field changes its meaning or leaves; new fields alone do not raise it. In 1 `load` was by the router's
+# start values, since 2 it is by the engines' service times.
+SCHEMA = 2
 
 
 class Setting(msgspec.Struct, kw_only=True):
@@ -26,8 +28,10 @@ class Setting(msgspec.Struct, kw_only=True):
     format: str
     rows: int  # of the trace
     left_out: int  # of those, without prompt or output
+    part: tuple[float, float]  # from which to which share of its requests was played
     fleet: str
-    replicas: list[str]
+    sizes: list[int]  # replicas of each fleet that was played
+    replicas: list[str]  # of the fleet whose single requests are plotted: the middle one
     cards: list[str]
     requests: int | None
     speedup: float | None
@@ -88,7 +92,8 @@ ROWS: tuple[tuple[str, str, Written, bool], ...] = (
     ("  p50", "first_token_p50_s", seconds, False),
     ("  p90", "first_token_p90_s", seconds, False),
     ("  p99", "first_token_p99_s", seconds, False),
-    ("  over the lower bound", "bound_ratio", times, True),
+    ("  over the lower bound", "bound_ratio", times, False),
+    ("  over central_fcfs", "central_ratio", times, True),
     ("slowdown, p50", "slowdown_p50", times, False),
     ("  p99", "slowdown_p99", times, True),
     ("end to end, mean", "end_to_end_mean_s", seconds, False),
@@ -96,6 +101,7 @@ ROWS: tuple[tuple[str, str, Written, bool], ...] = (
     ("time per output token", "per_token_mean_s", seconds, True),
     ("inside the deadline", "inside_deadline", percent, False),
     ("refused", "refused", whole, False),
+    ("answers cut short", "cut", whole, False),
     ("cost per request inside", "cost_per_request", money, True),
     ("prompt tokens reused", "hit_rate", percent, False),
     ("  with one perfect cache", "hit_ceiling", percent, False),
@@ -105,49 +111,99 @@ ROWS: tuple[tuple[str, str, Written, bool], ...] = (
     ("  recompute (mainly computed)", "recompute_share", percent, True),
     ("busiest replica over mean", "imbalance", times, False),
     ("prediction error, median", "prediction_error_p50", percent, False),
+    ("predicted p90 covers", "coverage_p90", percent, False),
+    ("  p99 covers", "coverage_p99", percent, False),
     ("time of a decision, mean", "decision_mean_s", microseconds, False),
     ("  p99", "decision_p99_s", microseconds, False),
     ("processor time of the run", "took_s", seconds, False),
 )
 
 
+# What is shown of a rule over the sizes of a fleet: (what, field, how it is written).
+SIZE_ROWS: tuple[tuple[str, str, Written], ...] = (
+    ("first token, mean", "first_token_mean_s", seconds),
+    ("over central_fcfs", "central_ratio", times),
+    ("inside the deadline", "inside_deadline", percent),
+)
+
 LABEL_WIDTH, EDGES_WIDTH = 36, 3  # of the first column with its edges, and of a cell's own
 
 
 def tables(report: Report, width: int) -> list[Table]:
-    """For each load a column for each policy, in several tables where `width` characters do not hold them all.
+    """For each fleet and load a column for each policy, in several tables where `width` characters do not hold all.
 
-    A last table has the goodput where loads were swept.
+    Last ones compare the sizes of the fleet where those were swept, and have the goodput where loads were.
     """
     shown = []
-    loads = dict.fromkeys(group.load for group in report.groups)
-    for load in loads:
-        groups = [group for group in report.groups if group.load == load]
+    for replicas, load in played(report):
+        groups = [group for group in report.groups if (group.replicas, group.load) == (replicas, load)]
         fit = max(1, (width - LABEL_WIDTH) // _cell_width(groups))
-        shown += [_load_table(load, groups[start : start + fit]) for start in range(0, len(groups), fit)]
+        shown += [_numbers_table(groups[start : start + fit]) for start in range(0, len(groups), fit)]
+    loads = dict.fromkeys(group.load for group in report.groups)
+    if len(report.setting.sizes) > 1:
+        shown += [_sizes_table(report, load) for load in loads]
     if len(loads) > 1:
         shown.append(_goodput_table(report))
     return shown
 
 
+def played(report: Report) -> list[tuple[int, float | None]]:
+    """Size of the fleet and load of everything that was played, in order."""
+    return list(dict.fromkeys((group.replicas, group.load) for group in report.groups))
+
+
+def setting_of(group: Group) -> str:
+    """On how many replicas and at which load, in words."""
+    at = "" if group.load is None else f" at ideal cached load {group.load:g}"
+    return f"{group.replicas} replica{'s' if group.replicas > 1 else ''}{at}"
+
+
+def heading(policy: str) -> str:
+    """A policy's name over its settings, a line each.
+
+    >>> heading("e2e:own_pace=0.5,queue_behind=2").splitlines()
+    ['e2e', 'own_pace=0.5', 'queue_behind=2']
+    """
+    return policy.replace(":", "\n", 1).replace(",", "\n")
+
+
 def _cell_width(groups: Sequence[Group]) -> int:
     """Characters of the widest cell of these groups, with its edges."""
     cells = [cell(group.numbers[field], written) for group in groups for _label, field, written, _rule in ROWS]
-    return EDGES_WIDTH + max(map(len, [*cells, *(group.policy for group in groups)]))
+    heads = [line for group in groups for line in heading(group.policy).splitlines()]
+    return EDGES_WIDTH + max(map(len, [*cells, *heads]))
 
 
-def _load_table(load: float | None, groups: Sequence[Group]) -> Table:
+def _numbers_table(groups: Sequence[Group]) -> Table:
     counted = groups[0].numbers["requests"].mean
-    at = "" if load is None else f" at ideal cached load {load:g}"
     seeds = f", mean of {groups[0].seeds} seeds with 95 % intervals" if groups[0].seeds > 1 else ""
-    table = Table(title=f"{counted:.0f} requests{at}{seeds}", title_justify="left")
+    table = Table(title=f"{counted:.0f} requests on {setting_of(groups[0])}{seeds}", title_justify="left")
     table.add_column("")
     for group in groups:
-        table.add_column(group.policy, justify="right")
+        table.add_column(heading(group.policy), justify="right")
     for label, field, written, rule in ROWS:
         cells = [cell(group.numbers[field], written) for group in groups]
         if any(one != "-" for one in cells):
             table.add_row(label, *cells, end_section=rule)
+    return table
+
+
+def _sizes_table(report: Report, load: float | None) -> Table:
+    """Policies by the size of the fleet at one load."""
+    at = "" if load is None else f" at ideal cached load {load:g}"
+    table = Table(title=f"size of the fleet{at}", title_justify="left")
+    table.add_column("replicas", overflow="fold")
+    sizes = report.setting.sizes
+    for size in sizes:
+        table.add_column(f"{size}", justify="right")
+    policies = list(dict.fromkeys(group.policy for group in report.groups))
+    for what, field, written in SIZE_ROWS:
+        table.add_row(what)
+        for policy in policies:
+            own = {g.replicas: g.numbers[field] for g in report.groups if (g.policy, g.load) == (policy, load)}
+            table.add_row(
+                f"  {policy}", *(cell(own[size], written) for size in sizes), end_section=policy == policies[-1]
+            )
     return table
 
 
@@ -160,13 +216,14 @@ def cell(spread: Spread, written: Written) -> str:
 
 def _goodput_table(report: Report) -> Table:
     table = Table(title="goodput", title_justify="left")
-    table.add_column(f"highest load with first tokens inside {report.setting.deadline_s:g} s")
-    shares = list(dict.fromkeys(one.share for one in report.goodput))
-    for share in shares:
+    table.add_column(f"highest load with first tokens inside {report.setting.deadline_s:g} s", overflow="fold")
+    if is_swept := len(report.setting.sizes) > 1:
+        table.add_column("replicas", justify="right")
+    for share in dict.fromkeys(one.share for one in report.goodput):
         table.add_column(f"for {share:.0%}", justify="right")
-    for policy in dict.fromkeys(one.policy for one in report.goodput):
-        own = {one.share: one.load for one in report.goodput if one.policy == policy}
-        table.add_row(policy, *(_load(own[share]) for share in shares))
+    for policy, replicas in dict.fromkeys((one.policy, one.replicas) for one in report.goodput):
+        own = [_load(one.load) for one in report.goodput if (one.policy, one.replicas) == (policy, replicas)]
+        table.add_row(policy, *([str(replicas)] if is_swept else []), *own)
     return table
 
 

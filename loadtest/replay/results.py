@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from loadtest.traffic import TrafficRow
+from sim_backends.engine import Engine
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -27,9 +30,11 @@ class Result:
     arrived_s : on the trace's clock, ascending
     first_token_s, ended_s : from arrival; NaN for a request that got none
     prompt_tokens, output_tokens : lengths
+    wanted_tokens : of the answer, in the trace
     cached_tokens : prompt tokens the engine did not compute, from memory or store
     row : replica of the fleet file, `NOWHERE` when it was refused
     predicted_s : first token as estimated at the choice; NaN where nobody estimated
+    predicted_p90_s, predicted_p99_s : quantiles of it as estimated at the choice; NaN where nobody estimated
     local_tokens, fetched_tokens : believed at the choice, in the replica's memory and to come from elsewhere
     path : index into PATHS as chosen, -1 unknown
     fetched_bytes : over the network, all requests together
@@ -45,9 +50,12 @@ class Result:
     ended_s: Floats
     prompt_tokens: Ints
     output_tokens: Ints
+    wanted_tokens: Ints
     cached_tokens: Ints
     row: Ints
     predicted_s: Floats
+    predicted_p90_s: Floats
+    predicted_p99_s: Floats
     local_tokens: Ints
     fetched_tokens: Ints
     path: Ints
@@ -61,10 +69,20 @@ class Result:
         return ~np.isnan(self.ended_s)
 
     @property
+    def cut(self) -> npt.NDArray[np.bool_]:
+        """Requests whose answer ended before the trace's did: prompt and answer filled all a replica can hold."""
+        return self.answered & (self.output_tokens < self.wanted_tokens)
+
+    @property
     def pace_s(self) -> Floats:
         """Seconds per output token after the first; NaN for answers of one token."""
         later = np.where(self.output_tokens > 1, self.output_tokens - 1.0, np.nan)
         return np.asarray((self.ended_s - self.first_token_s) / later)
+
+
+def room_for_output(engine: Engine, row: TrafficRow) -> int:
+    """Output tokens a request may make there: what an engine fills in when its client names no limit, at least 1."""
+    return max(1, engine.max_model_len - row.input_length)
 
 
 def blank(label: str, *, replicas: list[str], cards: list[str], requests: int) -> Result:
@@ -80,9 +98,12 @@ def blank(label: str, *, replicas: list[str], cards: list[str], requests: int) -
         ended_s=unknown.copy(),
         prompt_tokens=zero.copy(),
         output_tokens=zero.copy(),
+        wanted_tokens=zero.copy(),
         cached_tokens=zero.copy(),
         row=np.full(requests, NOWHERE, dtype=np.int64),
         predicted_s=unknown.copy(),
+        predicted_p90_s=unknown.copy(),
+        predicted_p99_s=unknown.copy(),
         local_tokens=zero.copy(),
         fetched_tokens=zero.copy(),
         path=np.full(requests, -1, dtype=np.int64),

@@ -1,9 +1,11 @@
 """Plays traffic through the router's own `Dispatcher` against the simulated engines, in virtual time.
 
 Model     arrivals at their stated times; first and last tokens reach the dispatcher at their moment, cache events
-          the directory after a stated delay, load reports with a stated period. Between two arrivals nothing is
-          decided, so what happened meanwhile is told just before the next one, in order of time
-Valid     both readings of one fleet; outputs of up to MAX_TOKENS tokens, longer ones are cut there
+          the directory after a stated delay, load reports with a stated period; a replica is up from when its engine
+          has started. Between two arrivals nothing is decided, so what happened meanwhile is told just before the
+          next one, in order of time; of load reports between which nothing happens only the last is told
+Valid     both readings of one fleet. Clients name no limit of output tokens, so an answer ends where the trace says,
+          or where prompt and answer fill all a replica can hold (`Result.cut`)
 Blind to  network delay, faults, clients that leave, the router's own time
 """
 
@@ -14,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import inf
+from math import floor, inf, nan
 from operator import attrgetter
 from typing import Any
 
@@ -27,21 +29,22 @@ from estimators.request import RequestFacts
 from loadtest.replay.block_events import plain_batch, plain_store_batch, wire_batch, wire_store_batches
 from loadtest.replay.estimator_error import WrongEstimator
 from loadtest.replay.fleets import Fleets, fetch_decided_by, with_blocks
-from loadtest.replay.results import Result, blank
+from loadtest.replay.results import Result, blank, room_for_output
+from loadtest.replay.rules import label
 from loadtest.traffic import TrafficRow, prompt_tokens
 from router.actions import Ended, Send
 from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
 from router.identity import Identity, chain
-from router.receipts import Receipt
+from router.receipts import Candidate, Receipt
 from router.signals.wire import Batch
 from sim_backends import directives, event_wire
 from sim_backends.directives import Directive
+from sim_backends.lifecycle import State
 from sim_backends.requests import EngineRequest, Output, RequestRefused
 from sim_backends.store import StoreChange
 from sim_backends.world import World, build
 
-MAX_TOKENS = 4096  # what every client asks for: the router must not learn an output's length from it
 PROGRESS_EVERY = 64  # requests
 DRAIN_STEP_S = 60.0  # after the last arrival nothing is decided, so time may pass in large steps
 
@@ -98,11 +101,10 @@ class Replay:
         self._feed = _Feed(self._core, self._world, self._fleets, conditions)
         self._root = Identity(model=fleets.model, block_tokens=self._core.prompts.block_tokens).root()
         self._open: dict[str, Send] = {}
-        self._next_report_s = conditions.load_period_s or inf
-        self._result = blank(conditions.policy.name, replicas=fleets.replicas, cards=fleets.cards, requests=0)
-        for row in range(len(fleets.replicas)):
-            self._core.dispatcher.replica_up(row, frozenset({fleets.model}))
-            self._core.directory.add_source(row, fleets.model)
+        self._next_report = 1  # number of the load report that comes next; number n is sent after n periods
+        self._result = blank(label(conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=0)
+        self._starting = list(range(len(fleets.replicas)))
+        self._meet_started()
 
     @property
     def core(self) -> Core:
@@ -119,7 +121,7 @@ class Replay:
         began_s = time.process_time()
         fleets = self._fleets
         self._result = blank(
-            self._conditions.policy.name, replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
+            label(self._conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
         )
         self._result.decisions_s = np.zeros(len(rows))
         for index, row in enumerate(rows):
@@ -142,6 +144,7 @@ class Replay:
         now_s, result = row.at_s, self._result
         result.arrived_s[index] = now_s
         result.prompt_tokens[index] = row.input_length
+        result.wanted_tokens[index] = row.output_length
         facts = self._facts(index, row)
         began_s = time.perf_counter()
         actions = self._core.dispatcher.arrived(facts, now_s)
@@ -160,7 +163,7 @@ class Replay:
             model=self._fleets.model,
             chain=chain(self._root, tokens[:reusable], self._core.prompts.block_tokens),
             prompt_tokens=row.input_length,
-            max_tokens=MAX_TOKENS,
+            max_tokens=None,  # any number could tell the router something about the answer to come
             streams=True,
             block_tokens=self._engine_tokens,
         )
@@ -168,7 +171,8 @@ class Replay:
     def _send(self, sent: Send, row: TrafficRow, now_s: float) -> None:
         request_id = sent.request.request_id
         asked = {**self._prompt(row), **(direction(sent) if self._conditions.directed else {})}
-        request = EngineRequest(request_id=request_id, max_tokens=MAX_TOKENS, output_tokens=row.output_length, **asked)
+        room = room_for_output(self._world.engines[sent.row], row)
+        request = EngineRequest(request_id=request_id, max_tokens=room, output_tokens=row.output_length, **asked)
         self._open[request_id] = sent
         try:
             self._world.submit(sent.row, request, now_s)
@@ -185,23 +189,38 @@ class Replay:
     # What happened meanwhile
 
     def _report_loads(self, until_s: float) -> None:
-        """Every replica's load at each moment it is reported up to `until_s`."""
+        """Load of every replica that is up, each time it is reported up to `until_s`."""
         period_s = self._conditions.load_period_s
-        while period_s is not None and self._next_report_s <= until_s:
-            now_s = self._next_report_s
+        while period_s is not None and (now_s := self._next_report * period_s) <= until_s:
             self._hear(now_s)
             for row, engine in enumerate(self._world.engines):
-                self._core.dispatcher.load_reported(
-                    row, running=engine.running, waiting=engine.waiting, sent_s=now_s, now_s=now_s
-                )
-            self._next_report_s = now_s + period_s
+                if row not in self._starting:
+                    self._core.dispatcher.load_reported(
+                        row, running=engine.running, waiting=engine.waiting, sent_s=now_s, now_s=now_s
+                    )
+            # While nothing happens all reports say the same: the last one is as good as all, however many they are.
+            self._next_report = max(self._next_report + 1, floor(self._quiet_until_s(until_s) / period_s))
+
+    def _quiet_until_s(self, until_s: float) -> float:
+        """Until when no engine does anything, `until_s` at the latest."""
+        due_s = self._world.next_due_s()
+        return until_s if due_s is None else min(due_s, until_s)
 
     def _hear(self, now_s: float) -> None:
         """Everything that happened by `now_s`, told to the router in order of time."""
         for output in self._world.advance(now_s):
             self._token(output)
+        self._meet_started()
         self._feed.collect()
         self._feed.deliver(now_s)
+
+    def _meet_started(self) -> None:
+        """Tell the router of replicas that answer by now and did not before."""
+        for row in list(self._starting):
+            if self._world.engines[row].lifecycle.state is State.READY:
+                self._starting.remove(row)
+                self._core.dispatcher.replica_up(row, frozenset({self._fleets.model}))
+                self._core.directory.add_source(row, self._fleets.model)
 
     def _token(self, output: Output) -> None:
         sent = self._open.get(output.request_id)
@@ -221,6 +240,8 @@ class Replay:
         choice = receipt.choice
         if choice is not None:
             result.predicted_s[index] = choice.first_token_s
+            result.predicted_p90_s[index] = quantile_of(choice, "first_token_p90_s")
+            result.predicted_p99_s[index] = quantile_of(choice, "first_token_p99_s")
             result.local_tokens[index] = choice.local_tokens
             result.fetched_tokens[index] = choice.fetched_tokens
             result.path[index] = COLUMN[Path(choice.path)]
@@ -244,6 +265,12 @@ class Replay:
         return assemble(
             config, self._fleets.router, on_receipt=self._note, wrap_estimator=lambda right: wrong(right, conditions)
         )
+
+
+def quantile_of(choice: Candidate, field_name: str) -> float:
+    """A quantile of the first token as the receipt has it; NaN where its estimator gives none."""
+    value: float | None = getattr(choice, field_name, None)
+    return nan if value is None else value
 
 
 def direction(sent: Send) -> dict[str, Any]:

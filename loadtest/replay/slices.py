@@ -2,7 +2,7 @@
 
 Model     whole conversations (requests that share their second hash id) are drawn until there are enough requests;
           arrivals inside one coarse timestamp are spread evenly over the time to the next one; then time is
-          stretched so that a perfect cache would leave the fleet's cards busy with prefill for `load` of it
+          stretched to the ideal cached load `load` of the fleet's engines (`bounds.ideal_busy_s`)
 Valid     traces in Mooncake's form: timestamp in ms, lengths, one hash id for each 512 tokens
 Source    Mooncake project, https://github.com/kvcache-ai/Mooncake, Apache-2.0
 """
@@ -13,16 +13,18 @@ import argparse
 import gzip
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from estimators.shapes import ModelShape, prefill_work
-from loadtest.traffic import TOKENS_PER_ID, TrafficRow, write_traffic
-from router.fleet import Fleet
+from loadtest.replay.bounds import Prompt, ideal_busy_s
+from loadtest.traffic import TrafficRow, write_traffic
+from sim_backends import fleet as fleet_file
+from sim_backends.fleet import Fleet
+
+DEMO_LOAD = 0.6234  # of the demo's traffic
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -41,17 +43,7 @@ def read_trace(path: Path) -> list[TraceRow]:
         return [decoder.decode(line) for line in lines]
 
 
-class Blocks(Protocol):
-    """What of a row is needed to know its work."""
-
-    @property
-    def input_length(self) -> int: ...
-
-    @property
-    def hash_ids(self) -> list[int]: ...
-
-
-def sample_conversations(rows: Sequence[Blocks], requests: int, seed: int) -> list[int]:
+def sample_conversations(rows: Sequence[Prompt], requests: int, seed: int) -> list[int]:
     """Indices of about `requests` rows, in order: whole conversations drawn without replacement.
 
     A row without ids is a conversation of its own.
@@ -90,40 +82,12 @@ def spread(stamps: Sequence[float], chance: random.Random) -> list[float]:
     return [stamp + offsets[stamp].pop() for stamp in stamps]
 
 
-def ideal_flops(rows: Iterable[Blocks], shape: ModelShape, block_tokens: int = TOKENS_PER_ID) -> float:
-    """Prefill FLOPs left when everything ever computed stays cached everywhere."""
-    flops = 0.0
-    for row, cached in zip_ideal_cached(rows, block_tokens):
-        work = prefill_work(new_tokens=row.input_length - cached, cached_tokens=cached)
-        flops += work.tokens * shape.linear_flops_per_token + work.pairs * shape.attention_flops_per_pair
-    return flops
-
-
-def zip_ideal_cached(rows: Iterable[Blocks], block_tokens: int) -> Iterator[tuple[Blocks, int]]:
-    """Each row with the tokens of its prompt that came before in some row above it; at least one is computed."""
-    seen: set[int] = set()
-    for row in rows:
-        hits = 0
-        while hits < len(row.hash_ids) and row.hash_ids[hits] in seen:
-            hits += 1
-        seen.update(row.hash_ids)
-        yield row, min(hits * block_tokens, row.input_length - 1)
-
-
-def fleet_flops_per_s(fleet: Fleet) -> float:
-    """Prefill FLOP/s of all cards together at normal speed, at the share of the peak a prefill reaches."""
-    normal = msgspec.structs.replace(fleet, speed=1.0)
-    return sum(normal.card(replica.card).flops_per_s for replica in fleet.replicas if replica.card is not None)
-
-
 def cut(trace: list[TraceRow], fleet: Fleet, *, requests: int, load: float, seed: int) -> list[TrafficRow]:
-    """Traffic of about `requests` requests that loads `fleet` to `load` (0..1) under a perfect cache."""
-    if fleet.model is None:
-        raise ValueError("the fleet file names no model, so its load cannot be computed")
+    """Traffic of about `requests` requests that loads `fleet` to the ideal cached load `load` > 0."""
     arrivals = spread_arrivals(trace, seed)
     taken = sample_conversations(trace, requests, seed)
     rows = [trace[index] for index in taken]
-    busy_s = ideal_flops(rows, fleet.model) / fleet_flops_per_s(fleet)
+    busy_s = ideal_busy_s(fleet, rows)
     first_s, last_s = arrivals[taken[0]], arrivals[taken[-1]]
     stretch = busy_s / load / (last_s - first_s)
     return [
@@ -143,12 +107,13 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, required=True, help="gzipped Mooncake trace")
     parser.add_argument("--fleet", type=Path, required=True, help="fleet file: model and cards")
     parser.add_argument("--requests", type=int, default=450, help="about how many requests (default 450)")
-    parser.add_argument("--load", type=float, default=0.5, help="ideal cached prefill load, 0..1 (default 0.5)")
+    parser.add_argument("--load", type=float, default=DEMO_LOAD, help="ideal cached load (default %(default)s)")
     parser.add_argument("--seed", type=int, default=5, help="of the draw and of the spreading (default 5)")
     parser.add_argument("--out", type=Path, required=True, help="gzipped JSON lines to write")
     args = parser.parse_args()
-    fleet = msgspec.yaml.decode(args.fleet.read_bytes(), type=Fleet)
-    rows = cut(read_trace(args.trace), fleet, requests=args.requests, load=args.load, seed=args.seed)
+    rows = cut(
+        read_trace(args.trace), fleet_file.read(args.fleet), requests=args.requests, load=args.load, seed=args.seed
+    )
     write_traffic(args.out, rows)
     print(f"{len(rows)} requests over {rows[-1].at_s:.1f} s in {args.out}")
 

@@ -19,16 +19,18 @@ INK, MUTED, RULE = "#1c2430", "#5d6878", "#e4e8ee"
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 44
 ROOM_BEHIND = 56  # a bar, for its number
+LONGEST_BEFORE_A_BAR, NAME_HEIGHT = 24, 14  # characters of a name; longer ones stand above it
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One axis. low < high; both > 0 on a log scale."""
+    """One axis. low < high; both > 0 on a log scale. marks : what to write along it; none finds round values"""
 
     low: float
     high: float
     label: str
     log: bool = False
+    marks: tuple[float, ...] = ()
 
     def share(self, value: float) -> float:
         """Where `value` lies between the ends, 0..1 and beyond."""
@@ -37,7 +39,9 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Round values to write along the axis, at most about eight."""
+        """Values to write along the axis, if they are not given at most about eight round ones."""
+        if self.marks:
+            return list(self.marks)
         return _log_ticks(self.low, self.high) if self.log else _linear_ticks(self.low, self.high)
 
     def has(self, value: float) -> bool:
@@ -80,6 +84,15 @@ def number(value: float) -> str:
         if abs(value) >= limit:
             return f"{value / limit:.3g}{suffix}"
     return f"{value:.3g}"
+
+
+def short(name: str, most: int = 30) -> str:
+    """A name that fits beside a mark: what does not is cut from its middle.
+
+    >>> short("e2e:own_pace=0.5,queue_behind=2.5,running_decodes=1")
+    'e2e:own_pace=0…nning_decodes=1'
+    """
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +191,7 @@ def _beside(frame: Frame, point: tuple[float, float], one: Series, written: list
     shifts = sorted((12.0 * step for step in range(-9, 10)), key=abs)
     y = next((py + 3.5 + shift for shift in shifts if is_free(py + 3.5 + shift)), py + 3.5)
     written.append((px, y))
-    return text(px + (8 if right else -8), y, one.name, anchor="start" if right else "end", colour=one.colour)
+    return text(px + (8 if right else -8), y, short(one.name), anchor="start" if right else "end", colour=one.colour)
 
 
 def bar_rows(
@@ -192,16 +205,23 @@ def bar_rows(
 ) -> str:
     """Horizontal bars from 0 to `high`, one row for each name, each made of (value, colour, title) side by side.
 
+    Names stand before the bars, or above them where one is long.
     written : how a value is written, behind a bar of one part, else inside every part that is wide enough
     marks : one value a row, as a dark tick
     """
-    height = TOP + 30 * len(names) + BOTTOM
-    left = 14 + 6.6 * max((len(name) for name in names), default=0)
+    longest = max((len(name) for name in names), default=0)
+    above = NAME_HEIGHT if longest > LONGEST_BEFORE_A_BAR else 0
+    band = 30 + above
+    height = TOP + band * len(names) + BOTTOM
+    left = 14.0 if above else 14 + 6.6 * longest
     span = WIDTH - left - RIGHT - ROOM_BEHIND
     drawn = []
     for index, (name, row) in enumerate(zip(names, parts, strict=True)):
-        y, x = TOP + 30.0 * index, left
-        drawn.append(text(left - 8, y + 16, name, anchor="end", colour=INK))
+        y, x = TOP + float(band) * index + above, left
+        if above:
+            drawn.append(text(left, y - 3, name, colour=INK))
+        else:
+            drawn.append(text(left - 8, y + 16, name, anchor="end", colour=INK))
         for value, colour, title in row:
             width = span * value / high if isfinite(value) else 0.0
             drawn.append(
@@ -213,7 +233,7 @@ def bar_rows(
             x += width
         if index < len(marks) and isfinite(marks[index]):
             at = left + span * marks[index] / high
-            drawn.append(_line(at, y - 1, at, y + 25, INK, width=2))
+            drawn.append(_line(at, y if above else y - 1, at, y + 25, INK, width=2))
             x = max(x, at)
         if len(row) == 1:
             drawn.append(text(x + 7, y + 16, written(row[0][0]), colour=INK))

@@ -1,10 +1,11 @@
 """From a trace to the arrivals of one run: a part of it, spread, scaled, with an id for every block.
 
-Model     whole conversations (requests that share their second block) drawn with a seed; where many requests share
-          a timestamp, arrivals spread evenly until the next one; then time stretched so that a perfect cache would
-          leave the fleet's cards busy with prefill for `load` of it. Order of arrival is kept
-Valid     load > 0; 1 is what the cards could just do if nothing were ever computed twice, at the router's start values
-Blind to  decode work, so a load of 0.9 can be more than a fleet sustains
+Model     a stretch of the trace in order of arrival; of it whole conversations (requests that share their second
+          block) drawn with a seed; where many requests share a timestamp, arrivals spread evenly until the next one;
+          then time stretched so that with a perfect cache the engines, pooled into one server, prefill for `load` of
+          it. Order of arrival is kept
+Valid     load > 0; 1 is what that server could just do (`bounds.ideal_busy_s`): no fleet can do more
+Blind to  decode work and steps that are not full, so a load of 0.9 can be more than a fleet sustains
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from itertools import count
 import msgspec
 
 from estimators.ranges import require
+from loadtest.replay.bounds import ideal_busy_s
+from loadtest.replay.fleets import Fleets, with_blocks
 from loadtest.replay.formats import Trace
-from loadtest.replay.slices import fleet_flops_per_s, ideal_flops, sample_conversations, spread
+from loadtest.replay.slices import sample_conversations, spread
 from loadtest.traffic import TrafficRow
 from router.errors import ConfigError
-from router.fleet import Fleet
+
+# Constants of a rule are tuned on one part and judged on the other, later one, as they would be in use.
+PARTS = {"train": (0.0, 0.3), "test": (0.3, 1.0)}
 
 COARSE_SHARE = 0.9  # fewer distinct timestamps than this for each request: the clock was coarse, not the arrivals
 
@@ -30,8 +35,9 @@ COARSE_SHARE = 0.9  # fewer distinct timestamps than this for each request: the 
 class Demand:
     """What is asked of a trace.
 
+    part : from which to which share of its requests in order of arrival, 0 <= first < last <= 1
     requests : about how many, whole conversations; None all
-    load : ideal cached prefill load of the fleet, > 0; None leaves the times to `speedup`
+    load : ideal cached load of the fleet's engines, > 0; None leaves the times to `speedup`
     speedup : arrivals this much faster than in the trace, > 0; ignored with `load`
     seed : of the draw and the spreading
     shared_prefixes : False makes every block its own, the control in which no cache can help
@@ -42,23 +48,25 @@ class Demand:
     speedup: float = 1.0
     seed: int = 0
     shared_prefixes: bool = True
+    part: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
+        require(0 <= self.part[0] < self.part[1] <= 1, "part", self.part)
         require(self.requests is None or self.requests >= 1, "requests", self.requests)
         require(self.load is None or 0 < self.load < float("inf"), "load", self.load)
         require(0 < self.speedup < float("inf"), "speedup", self.speedup)
 
 
-def arrivals(trace: Trace, fleet: Fleet, demand: Demand) -> list[TrafficRow]:
+def arrivals(trace: Trace, fleets: Fleets, demand: Demand) -> list[TrafficRow]:
     """The requests of one run in order of arrival, the first at 0, each with an id for every block it fills.
 
     Raises
     ------
-    ConfigError : a load is asked of a trace that has no length in time, or of a fleet without a model.
+    ConfigError : the part holds no request, or a load is asked of one that has no length in time.
     """
     spread_s = _spread_if_coarse([row.at_s for row in trace.rows], demand.seed)  # gaps are those of the whole trace
     every = [msgspec.structs.replace(row, at_s=at_s) for row, at_s in zip(trace.rows, spread_s, strict=True)]
-    rows = _selected(every, demand)
+    rows = _selected(part_of(every, demand.part), demand)
     if not demand.shared_prefixes:
         rows = [msgspec.structs.replace(row, hash_ids=[]) for row in rows]
     rows = _with_ids(rows, trace.block_tokens)
@@ -66,20 +74,34 @@ def arrivals(trace: Trace, fleet: Fleet, demand: Demand) -> list[TrafficRow]:
     if demand.load is None:
         factor = 1.0 / demand.speedup
     else:
-        factor = stretch(rows, times_s[-1] - times_s[0], fleet, load=demand.load, block_tokens=trace.block_tokens)
+        factor = stretch(rows, times_s[-1] - times_s[0], fleets, load=demand.load, block_tokens=trace.block_tokens)
     return [
         msgspec.structs.replace(row, at_s=(at_s - times_s[0]) * factor) for row, at_s in zip(rows, times_s, strict=True)
     ]
 
 
-def stretch(rows: Sequence[TrafficRow], span_s: float, fleet: Fleet, *, load: float, block_tokens: int) -> float:
-    """Factor on all times at which `rows`, now over `span_s`, load `fleet` to `load`."""
-    if fleet.model is None:
-        raise ConfigError("the fleet file names no model, so no load can be computed; use --speedup")
+def stretch(rows: Sequence[TrafficRow], span_s: float, fleets: Fleets, *, load: float, block_tokens: int) -> float:
+    """Factor on all times at which `rows`, now over `span_s`, load the engines to `load`. Raises ConfigError.
+
+    block_tokens : behind each id, and of the engines' cache
+    """
     if span_s <= 0:
         raise ConfigError("all requests of the trace arrive at once, so no load can be set; use --speedup")
-    busy_s = ideal_flops(rows, fleet.model, block_tokens) / fleet_flops_per_s(fleet)
-    return busy_s / load / span_s
+    engines = with_blocks(fleets, router_tokens=1, engine_tokens=block_tokens).engines
+    return ideal_busy_s(engines, rows, tokens_per_id=block_tokens) / load / span_s
+
+
+def part_of(rows: list[TrafficRow], part: tuple[float, float]) -> list[TrafficRow]:
+    """Rows from the first to the last share of them; parts that meet share no row and leave none out.
+
+    Raises
+    ------
+    ConfigError : no row is in it.
+    """
+    first, last = (round(share * len(rows)) for share in part)
+    if first == last:
+        raise ConfigError(f"--slice {part[0]:g}-{part[1]:g} of {len(rows)} requests holds none")
+    return rows[first:last]
 
 
 def _selected(rows: list[TrafficRow], demand: Demand) -> list[TrafficRow]:

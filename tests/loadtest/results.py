@@ -16,7 +16,7 @@ def a_result(first_token_s: list[float], *, label: str = "some_rule", rows: list
     result.first_token_s[:] = first_token_s
     result.ended_s[:] = result.first_token_s + 10.0
     result.prompt_tokens[:] = 1000
-    result.output_tokens[:] = 11
+    result.output_tokens[:] = result.wanted_tokens[:] = 11
     result.row[:] = rows if rows is not None else np.arange(requests) % 2
     result.row[np.isnan(result.first_token_s)] = -1
     result.predicted_s[:] = result.first_token_s * 1.5

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import msgspec
+import pytest
 
 from estimators.tiers import Tier
 from loadtest.replay.block_events import plain_batch, plain_store_batch, wire_batch, wire_store_batches
 from router.directory import Directory
 from router.signals import wire
-from sim_backends.cache_events import CacheEvent, Cleared, EventBatch, OffDevice, Removed, Stored
+from sim_backends.cache_events import Cleared, EventBatch, OffDevice, Removed, Said, Stored
 from sim_backends.event_wire import MasterEncoder
 from sim_backends.store import StoreChange
 
@@ -19,7 +23,7 @@ def digest(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-EVENTS: list[CacheEvent] = [
+EVENTS: list[Said] = [
     Stored([digest(1), digest(2)], None, [70, 71]),
     Stored([digest(3)], digest(2), [72]),
     Removed(digest(3)),
@@ -28,8 +32,8 @@ EVENTS: list[CacheEvent] = [
 ]
 
 
-def a_batch(events: list[CacheEvent], off_device: list[OffDevice] | None = None) -> EventBatch:
-    return EventBatch(1.0, events, off_device or [])
+def a_batch(events: Sequence[Said]) -> EventBatch:
+    return EventBatch(1.0, list(events))
 
 
 CHANGES = [
@@ -90,13 +94,46 @@ def test_the_directory_believes_the_same_either_way() -> None:
     assert sorted(map(len, plain)) == [1, 1, 2]  # one block in memory, one in the store, one in both
 
 
-def test_copies_on_host_and_disk_are_believed_and_forgotten() -> None:
-    copies = [OffDevice(digest(1), "host", stored=True), OffDevice(digest(2), "disk", stored=True)]
-    first = plain_batch(a_batch(EVENTS[:1], copies))
-    held = what_it_holds([first], [])
-    assert [set(tiers) for tiers in held] in (
-        [{Tier.HBM, Tier.HOST}, {Tier.HBM, Tier.DISK}],
-        [{Tier.HBM, Tier.DISK}, {Tier.HBM, Tier.HOST}],
-    )
-    later = plain_batch(a_batch([], [OffDevice(digest(1), "host", stored=False)]))
-    assert Tier.HOST not in {tier for tiers in what_it_holds([first, later], []) for tier in tiers}
+def either_way(batch: EventBatch) -> list[wire.Batch]:
+    return [plain_batch(batch), wire_batch(batch, 1)]
+
+
+def off(number: int, tier: Literal["host", "disk"], *, stored: bool = True) -> OffDevice:
+    return OffDevice(digest(number), tier, stored)
+
+
+def singly(batch: wire.Batch) -> list[tuple[str, int, Tier]]:
+    """What happened to which block where, a block at a time."""
+    return [
+        (type(event).__name__, key, event.tier)
+        for event in batch.events
+        if not isinstance(event, wire.Cleared)
+        for key in event.hashes
+        if isinstance(key, int)
+    ]
+
+
+@pytest.mark.parametrize("way", [0, 1], ids=["plain", "wire"])
+def test_a_block_that_moves_down_is_believed_where_it_is_all_the_time(way: int) -> None:
+    """From memory to the host and on to the disk, each new copy told before the old one is gone."""
+    moves: list[list[Said]] = [EVENTS[:1], [off(1, "host"), Removed(digest(1))]]
+    moves.append([off(1, "disk"), off(1, "host", stored=False)])
+    directory = Directory(1, 1)
+    directory.add_source(0, MODEL)
+    seen = []
+    for events in moves:
+        directory.apply(0, either_way(a_batch(events))[way], 1.0)
+        chain = sorted({block for masks in directory._index.masks.values() for block in masks})
+        seen.append(sorted(tier.value for block in chain for tier in directory.holders(block)))
+    hbm, host, disk = Tier.HBM.value, Tier.HOST.value, Tier.DISK.value
+    assert seen == [[hbm, hbm], sorted([hbm, host]), sorted([hbm, disk])]
+
+
+def test_copies_off_the_device_are_told_as_the_wire_tells_them() -> None:
+    changes: list[Said] = [*EVENTS, off(1, "host"), Removed(digest(1)), off(2, "disk"), off(1, "host", stored=False)]
+    changes += [off(2, "disk", stored=False), Removed(digest(2))]
+    plain, decoded = map(singly, either_way(a_batch(changes)))
+    assert plain == decoded
+    assert ("Stored", 2, Tier.DISK) in plain
+    assert ("Removed", 1, Tier.HOST) in plain
+    assert ("Removed", 2, Tier.DISK) not in plain, "disks say no removals"

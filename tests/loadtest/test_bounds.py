@@ -102,6 +102,22 @@ def test_one_engine_that_forgets_nothing_finds_what_the_perfect_cache_has(block_
     assert ideal_cached_tokens(rows, block_tokens=block_tokens).tolist() == cached
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_block_ids_on_one_engine_are_reused_as_the_perfect_cache_says(seed: int) -> None:
+    """As a replay names them: conversations that grow, cut anywhere, some of them sent again word for word."""
+    rows = random_rows(seed, requests=40, longest=3000, gap_s=1.0)
+    rows = [msgspec.structs.replace(row, at_s=100.0 * turn) for turn, row in enumerate([*rows, *rows[::3]])]
+    world = build(a_fleet("A100"), use_store=False)
+    cached: list[int] = []
+    for index, row in enumerate(rows):
+        full = row.hash_ids[: row.input_length // BLOCK]
+        request = EngineRequest(str(index), block_ids=full, prompt_tokens=row.input_length, max_tokens=1)
+        world.submit(0, request, row.at_s)
+        while (due_s := world.next_due_s()) is not None:
+            cached += [output.cached_tokens for output in world.advance(due_s)]
+    assert ideal_cached_tokens(rows, block_tokens=BLOCK, tokens_per_id=BLOCK).tolist() == cached
+
+
 # Alone on an idle fleet.
 
 
@@ -307,6 +323,44 @@ def test_ranks_count_as_cards() -> None:
     ranks = msgspec.structs.replace(fleet, replicas=[msgspec.structs.replace(fleet.replicas[0], ranks=3)])
     bounds = [mean_bound(each, rows, tokens_per_id=BLOCK) for each in (ranks, a_fleet("A100", "A100", "A100"))]
     assert bounds[0] == bounds[1]
+
+
+def slowed(fleet: Fleet, *slow: float) -> Fleet:
+    """The fleet with each replica so many times slower than its card."""
+    replicas = [msgspec.structs.replace(one, slow=by) for one, by in zip(fleet.replicas, slow, strict=True)]
+    return msgspec.structs.replace(fleet, replicas=replicas)
+
+
+def test_a_fleet_of_slow_replicas_alone_has_that_much_higher_bounds() -> None:
+    rows = [unlike(0.0, 4096, number) for number in range(6)]
+    healthy = a_fleet("A100", "A100")
+    sick = slowed(healthy, 3.0, 3.0)
+    assert best_possible_s(sick, rows).tolist() == pytest.approx((3.0 * best_possible_s(healthy, rows)).tolist())
+    assert mean_bound(sick, rows).pooled_s == pytest.approx(3.0 * mean_bound(healthy, rows).pooled_s)
+
+
+def test_one_slow_replica_takes_its_share_from_the_pool_and_nothing_from_the_best_possible() -> None:
+    rows = [unlike(0.0, 4096, 1)]
+    healthy = a_fleet("A100", "A100")
+    sick = slowed(healthy, 4.0, 1.0)
+    assert best_possible_s(sick, rows).tolist() == best_possible_s(healthy, rows).tolist()
+    assert mean_bound(sick, rows).pooled_s == pytest.approx(2.0 / 1.25 * mean_bound(healthy, rows).pooled_s)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_beats_the_bounds_of_a_fleet_with_a_slow_replica(seed: int) -> None:
+    """One that is slower than the other kind of card; the best possible of each request is met on an idle fleet."""
+    fleet = slowed(a_fleet("A100", "A100", "H20"), 5.0, 1.0, 1.0)
+    rows = random_rows(seed, requests=40, longest=6000, gap_s=0.1, output=3)
+    bound = mean_bound(fleet, rows, tokens_per_id=BLOCK)
+    best_s = best_possible_s(fleet, rows, tokens_per_id=BLOCK)
+    runs = [placed(fleet, rows, [index % 3 for index in range(len(rows))], use_store=True)]
+    runs += [central(fleet, rows, order=order, tokens_per_id=BLOCK).first_token_s for order in ORDERS]
+    for first_s in runs:
+        assert float(np.mean(first_s)) >= bound.bound_s * (1 - 1e-9)
+        assert (first_s >= best_s * (1 - 1e-9)).all()
+    alone_s = placed(fleet, [msgspec.structs.replace(rows[0], at_s=0.0)], [1], use_store=False)
+    assert alone_s[0] == pytest.approx(best_s[0], rel=1e-9)
 
 
 def test_a_fleet_of_several_models_has_no_bound() -> None:

@@ -60,6 +60,16 @@ def test_a_request_goes_to_the_card_that_is_fastest_for_it_and_waits_for_none() 
     assert result.row.tolist() == [1, 0]
 
 
+def test_a_slow_replica_is_the_last_to_get_work_and_gets_it_when_the_others_are_taken() -> None:
+    """An A100 four times slower than it should be is behind an H20, which has half its peak."""
+    fleet = a_fleet("A100", "H20")
+    sick = msgspec.structs.replace(fleet.replicas[0], slow=4.0)
+    fleet = msgspec.structs.replace(fleet, replicas=[sick, fleet.replicas[1]])
+    rows = [unlike(0.0, 2000, 1), unlike(0.001, 2000, 2)]
+    result = central(fleet, rows, order="central_fcfs", tokens_per_id=BLOCK)
+    assert result.row.tolist() == [1, 0]
+
+
 def test_a_request_is_bound_only_when_a_replica_is_free() -> None:
     """Two long prefills hold both replicas; the third goes to whichever ends first, which is not known on arrival."""
     rows = [unlike(0.0, 9000, 1), unlike(0.0, 4000, 2), unlike(0.1, 500, 3)]
@@ -91,6 +101,13 @@ def test_a_prompt_that_fits_nowhere_is_left_unanswered_and_holds_nobody_up() -> 
     result = play("central_fcfs", rows, "A100")
     assert result.answered.tolist() == [False, True]
     assert result.row.tolist() == [-1, 0]
+
+
+def test_a_long_answer_is_not_cut_and_one_that_outgrows_a_replica_is_said_to_be() -> None:
+    rows = [unlike(0.0, 600, 1, output=9000), unlike(0.0, 131_000, 2, output=500)]
+    result = play("central_fcfs", rows, "A100", "A100")
+    assert result.output_tokens.tolist() == [9000, 72]
+    assert result.cut.tolist() == [False, True]
 
 
 def test_an_unknown_order_is_refused() -> None:

@@ -18,6 +18,7 @@ from loadtest.replay.measure import (
     cost_per_request,
     goodput,
     grouped,
+    hold_against,
     spread_of,
     summary,
     utilisation,
@@ -94,6 +95,21 @@ def test_a_prediction_half_too_high_is_an_error_of_a_half() -> None:
     assert a_summary(a_result([1.0, 2.0])).prediction_error_p50 == pytest.approx(0.5)
 
 
+def test_a_predicted_quantile_covers_what_comes_at_or_under_it_and_counts_only_where_there_is_one() -> None:
+    result = a_result([9.0, 1.0, 2.0, 3.0, 4.0, nan])
+    result.predicted_p90_s[:] = [0.0, 1.0, 1.9, 3.5, nan, 5.0]
+    numbers = a_summary(result, warm=1)
+    assert numbers.coverage_p90 == pytest.approx(2 / 3)
+    assert isnan(numbers.coverage_p99)
+
+
+def test_an_answer_shorter_than_the_traces_is_counted_as_cut_and_a_refused_one_is_not() -> None:
+    result = a_result([1.0, 1.0, 1.0, nan])
+    result.wanted_tokens[:] = [500, 500, 11, 500]
+    assert a_summary(result).cut == 2
+    assert a_summary(result, warm=1).cut == 1
+
+
 def test_paths_are_told_by_where_most_of_a_prompt_came_from() -> None:
     result = a_result([1.0, 1.0, 1.0, nan])
     result.local_tokens[:] = [900, 0, 100, 0]
@@ -161,9 +177,43 @@ def test_seeds_of_one_rule_and_load_are_one_group() -> None:
     assert groups[0].numbers["inside_deadline"].mean == pytest.approx(0.9)
 
 
+def test_fleets_of_different_sizes_are_different_groups_and_have_a_goodput_each() -> None:
+    small, large = at("a", 0.5, 0.95), at("a", 0.5, 0.5)
+    large.replicas = 16
+    groups = grouped([small, large])
+    assert [(group.replicas, group.numbers["inside_deadline"].mean) for group in groups] == [(2, 0.95), (16, 0.5)]
+    small_fleet, large_fleet = goodput(groups, shares=[0.9])
+    assert (small_fleet.replicas, small_fleet.load) == (2, 0.5)
+    assert (large_fleet.replicas, isnan(large_fleet.load)) == (16, True)
+
+
+def test_a_mean_is_held_against_the_reference_of_its_own_load_fleet_and_seed() -> None:
+    def a_mean(policy: str, mean_s: float, load: float, seed: int = 0) -> Summary:
+        run = at(policy, load, 1.0, seed)
+        run.first_token_mean_s = mean_s
+        return run
+
+    runs = [a_mean("a", 3.0, 0.5), a_mean("b", 5.0, 0.9), a_mean("c", 2.0, 0.5), a_mean("c", 4.0, 0.9)]
+    runs.append(a_mean("a", 1.0, 0.9, seed=1))
+    hold_against(runs, "c")
+    assert [run.central_ratio for run in runs[:4]] == [1.5, 1.25, 1.0, 1.0]
+    assert isnan(runs[4].central_ratio)
+
+
+def test_means_of_different_requests_are_not_compared() -> None:
+    runs = [at("a", 0.5, 1.0), at("c", 0.5, 1.0)]
+    runs[0].refused = 1
+    hold_against(runs, "c")
+    assert [isnan(run.central_ratio) for run in runs] == [True, False]
+    runs[0].refused, runs[1].refused = 0, 1
+    runs[0].central_ratio = runs[1].central_ratio = nan
+    hold_against(runs, "c")
+    assert [isnan(run.central_ratio) for run in runs] == [True, True]
+
+
 def test_goodput_ends_at_the_first_load_that_fails() -> None:
     groups = grouped([at("a", 0.9, 0.95), at("a", 0.5, 0.999), at("a", 0.7, 0.8), at("b", 0.5, 0.5)])
-    assert goodput(groups)[:2] == [Goodput("a", 0.9, 0.5), Goodput("a", 0.99, 0.5)]
+    assert goodput(groups)[:2] == [Goodput("a", 2, 0.9, 0.5), Goodput("a", 2, 0.99, 0.5)]
     assert [isnan(one.load) for one in goodput(groups)[2:]] == [True, True]
 
 
@@ -174,6 +224,15 @@ def test_the_ceiling_leaves_room_below_nothing_that_is_possible() -> None:
     assert ((limit.best_s > 0) & (limit.best_s < inf)).all()
     assert (limit.ideal_cached_tokens < [row.input_length for row in rows]).all()
     assert limit.mean_bound_s >= float(limit.best_s[20:].mean()) * (1 - 1e-9)
+
+
+def test_without_the_bound_of_the_mean_the_best_of_each_request_is_still_known() -> None:
+    rows = read_traffic(DEMO / "traffic.jsonl.gz")[:20]
+    full, bare = (
+        ceiling(FLEET, rows, block_tokens=512, warm_up=0.0, with_mean_bound=with_bound) for with_bound in (True, False)
+    )
+    assert bare.best_s.tolist() == full.best_s.tolist()
+    assert isnan(bare.mean_bound_s)
 
 
 def test_the_warm_up_always_leaves_a_request() -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from estimators.paths import COLUMN, main_source
 from estimators.paths import Path as PathKind
-from loadtest.replay.fleets import Fleets, of_file, with_blocks
+from estimators.tiers import Tier
+from loadtest.replay.fleets import Fleets, of_file, of_text, with_blocks
 from loadtest.replay.results import Result
-from loadtest.replay.run import Conditions, Replay
+from loadtest.replay.run import Conditions, Replay, quantile_of
 from loadtest.traffic import TrafficRow, read_traffic
 from router.config import PolicyConfig
-from router.receipts import Receipt
+from router.receipts import Candidate, Receipt
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
 REQUESTS = 200
@@ -123,6 +126,32 @@ def test_block_ids_and_plain_events_give_the_receipts_of_real_tokens_and_real_by
     assert plain == encoded
 
 
+def tiered_fleet() -> Fleets:
+    """The demo's fleet with room for some 70,000 tokens beside the weights, and host memory and disk below."""
+    text = (DEMO / "fleet.yaml").read_text().replace("memory_gib: 80", "memory_gib: 28")
+    tiers = "tiers: {host: {capacity_gib: 6, link: pcie}, disk: {capacity_gib: 10, link: pcie}}"
+    return of_text(f"{text}\n{tiers}\n", "test")
+
+
+def test_copies_on_host_and_disk_reach_the_directory_alike_by_plain_events_and_by_real_bytes() -> None:
+    fleets = with_blocks(tiered_fleet(), router_tokens=512, engine_tokens=512)
+    receipts: list[list[Receipt]] = []
+    runs = []
+    for wire in (False, True):
+        kept: list[Receipt] = []
+        run = Replay(fleets, Conditions(policy=PolicyConfig(name="round_robin"), wire=wire), on_receipt=kept.append)
+        run.run(demo_rows(120))
+        runs.append(run)
+        receipts.append(kept)
+    assert receipts[0] == receipts[1]
+    believed = [run.core.directory.stats().blocks for run in runs]
+    assert believed[0] == believed[1]
+    assert believed[0][Tier.DISK] > 0
+    fetchers = [engine.fetcher for engine in runs[0].world.engines if engine.fetcher is not None]
+    there = {digest for fetcher in fetchers for digest in fetcher.tiers.tiers["host"]._blocks}
+    assert believed[0][Tier.HOST] == len(there) > 100
+
+
 def test_news_that_comes_late_makes_the_router_believe_in_fewer_hits() -> None:
     prompt, late = (played(Conditions(event_delay_s=delay_s))[0] for delay_s in (0.0, 60.0))
     assert late.answered.all()
@@ -154,6 +183,45 @@ def test_a_request_no_engine_can_hold_is_refused_and_the_others_go_on() -> None:
     result = Replay(demo_fleet(), Conditions(), on_receipt=receipts.append).run(rows)
     assert result.answered.tolist() == [index != 3 for index in range(20)]
     assert [r.outcome for r in receipts if r.request_id == "replay-3"] == ["client_error"]
+
+
+def test_an_answer_is_as_long_as_in_the_trace_until_it_fills_what_a_replica_can_hold() -> None:
+    """Prompt and answer together have room for 131,072 tokens, what is usual for this model."""
+    rows = [
+        TrafficRow(at_s=0.0, input_length=600, output_length=9000, hash_ids=[1, 2]),
+        TrafficRow(at_s=0.0, input_length=131_000, output_length=500, hash_ids=list(range(10, 266))),
+    ]
+    result = Replay(demo_fleet(), Conditions()).run(rows)
+    assert result.answered.all()
+    assert result.output_tokens.tolist() == [9000, 72]
+    assert result.cut.tolist() == [False, True]
+
+
+def test_a_decision_does_not_depend_on_how_long_its_own_answer_will_be() -> None:
+    rows = demo_rows(60)
+    decided: list[list[Candidate]] = []
+    for output in (1, 20_000):
+        receipts: list[Receipt] = []
+        last = msgspec.structs.replace(rows[-1], output_length=output)
+        Replay(demo_fleet(), Conditions(), on_receipt=receipts.append).run([*rows[:-1], last])
+        decided += [receipt.candidates for receipt in receipts if receipt.request_id == "replay-59"]
+    assert len(decided[0]) > 1
+    assert decided[0] == decided[1]
+
+
+class PredictedCandidate(Candidate):
+    """What a router writes that predicts a quantile."""
+
+    first_token_p90_s: float | None = None
+
+
+def test_quantiles_in_a_receipt_reach_the_result_and_none_is_unknown() -> None:
+    numbers: dict[str, Any] = dict.fromkeys(Candidate.__struct_fields__, 0)
+    told = PredictedCandidate(**numbers | {"first_token_p90_s": 1.5})
+    silent = PredictedCandidate(**numbers | {"first_token_p90_s": None})
+    assert quantile_of(told, "first_token_p90_s") == 1.5
+    assert np.isnan(quantile_of(silent, "first_token_p90_s"))
+    assert np.isnan(quantile_of(told, "of_no_version_so_far"))
 
 
 def test_fetched_bytes_are_what_the_engines_took_from_the_store() -> None:

@@ -2,22 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from loadtest.replay.slices import (
-    TraceRow,
-    cut,
-    fleet_flops_per_s,
-    ideal_flops,
-    sample_conversations,
-    spread_arrivals,
-)
+from loadtest.replay.bounds import ideal_busy_s
+from loadtest.replay.slices import DEMO_LOAD, TraceRow, cut, sample_conversations, spread_arrivals
 from loadtest.traffic import TOKENS_PER_ID, TrafficRow, prompt_tokens, read_traffic, write_traffic
-from router.fleet import Fleet
+from sim_backends import fleet as fleet_file
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
-FLEET = msgspec.yaml.decode((DEMO / "fleet.yaml").read_bytes(), type=Fleet)
+FLEET = fleet_file.read(DEMO / "fleet.yaml")
 
 
 def a_row(hash_ids: list[int], length: int | None = None) -> TrafficRow:
@@ -81,17 +74,15 @@ def test_arrivals_keep_their_order_and_stay_between_their_timestamps() -> None:
 def test_the_cut_has_the_stated_ideal_load(load: float) -> None:
     trace = a_trace()
     rows = cut(trace, FLEET, requests=len(trace), load=load, seed=1)
-    assert FLEET.model is not None
-    busy_s = ideal_flops(trace, FLEET.model) / fleet_flops_per_s(FLEET)
-    assert busy_s / rows[-1].at_s == pytest.approx(load, rel=1e-4)
+    assert ideal_busy_s(FLEET, trace) / rows[-1].at_s == pytest.approx(load, rel=1e-4)
 
 
-def test_ideal_work_counts_a_shared_prefix_once() -> None:
-    assert FLEET.model is not None
-    one = TraceRow(0, 1024, 1, [1, 2])
-    twice = ideal_flops([one, one], FLEET.model) - ideal_flops([one], FLEET.model)
-    single_token = FLEET.model.linear_flops_per_token + 1023.5 * FLEET.model.attention_flops_per_pair
-    assert twice == pytest.approx(single_token)
+def test_ideal_work_counts_a_shared_prefix_once_and_the_block_with_the_last_token_each_time() -> None:
+    """Of a prompt seen before a last full block is computed again, and what is no full block too."""
+    for length, left in ((1024, 16), (1023, 15), (1025, 1)):
+        once, new = (ideal_busy_s(FLEET, [TraceRow(0, tokens, 1, [1, 2, 3])]) for tokens in (length, left))
+        again = ideal_busy_s(FLEET, [TraceRow(0, length, 1, [1, 2, 3])] * 2) - once
+        assert new < again < 1.5 * new  # beside what the rest attends to
 
 
 def test_the_shipped_slice_is_what_it_says() -> None:
@@ -99,7 +90,5 @@ def test_the_shipped_slice_is_what_it_says() -> None:
     assert 440 <= len(rows) <= 460
     assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
     assert all(len(row.hash_ids) == -(-row.input_length // TOKENS_PER_ID) for row in rows)
-    assert FLEET.model is not None
-    trace = [TraceRow(0, row.input_length, row.output_length, row.hash_ids) for row in rows]
-    assert ideal_flops(trace, FLEET.model) / fleet_flops_per_s(FLEET) / rows[-1].at_s == pytest.approx(0.5, rel=1e-4)
+    assert ideal_busy_s(FLEET, rows) / rows[-1].at_s == pytest.approx(DEMO_LOAD, rel=1e-4)
     assert "Apache" in (DEMO / "NOTICE").read_text()

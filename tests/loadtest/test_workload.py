@@ -2,17 +2,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from loadtest.replay.fleets import of_cards, of_file
+from loadtest.replay.bounds import Floats, ideal_cached_tokens, pooled_work_s, prompt_tokens_of
+from loadtest.replay.bounds import shortest_remaining_first_s as pooled_s
+from loadtest.replay.fleets import of_cards, of_file, of_text, with_blocks
 from loadtest.replay.formats import Trace
-from loadtest.replay.slices import fleet_flops_per_s, ideal_flops
 from loadtest.replay.workload import Demand, arrivals
 from loadtest.traffic import TrafficRow
 from router.errors import ConfigError
+from sim_backends.world import build
 
 DEMO = Path(__file__).parents[2] / "loadtest" / "demo"
-FLEET = of_file(DEMO / "fleet.yaml").router
+FLEET = of_file(DEMO / "fleet.yaml")
 
 
 def a_trace(*, talks: int = 8, turns: int = 3, step_s: float = 10.0, block_tokens: int = 512) -> Trace:
@@ -35,14 +38,46 @@ def a_trace_without_prefixes() -> Trace:
     return Trace(rows, "azure", 512, has_prefixes=False)
 
 
+def work_of_the_pool_s(rows: list[TrafficRow], block_tokens: int) -> Floats:
+    """What each request asks of the engines, pooled into one server with a perfect cache."""
+    engines = with_blocks(FLEET, router_tokens=1, engine_tokens=block_tokens).engines
+    cached = ideal_cached_tokens(rows, block_tokens=block_tokens, tokens_per_id=block_tokens)
+    return pooled_work_s(engines, prompt_tokens=prompt_tokens_of(rows), cached_tokens=cached)
+
+
 @pytest.mark.parametrize("load", [0.3, 0.9])
 @pytest.mark.parametrize("block_tokens", [16, 512])
 def test_a_perfect_cache_would_leave_the_stated_load(load: float, block_tokens: int) -> None:
-    trace = a_trace(block_tokens=block_tokens)
-    rows = arrivals(trace, FLEET, Demand(load=load))
-    assert FLEET.model is not None
-    busy_s = ideal_flops(rows, FLEET.model, block_tokens) / fleet_flops_per_s(FLEET)
-    assert busy_s / rows[-1].at_s == pytest.approx(load)
+    rows = arrivals(a_trace(block_tokens=block_tokens), FLEET, Demand(load=load))
+    assert work_of_the_pool_s(rows, block_tokens).sum() / rows[-1].at_s == pytest.approx(load)
+
+
+@pytest.mark.parametrize("load", [0.8, 1.25])
+def test_the_pooled_server_keeps_up_below_load_1_and_falls_behind_above(load: float) -> None:
+    """A long trace without a rhythm: what is left over at its end, in parts of all the work."""
+    rows = [
+        TrafficRow(at_s=3.0 * number + number % 7 / 7, input_length=6000, output_length=1, hash_ids=[])
+        for number in range(400)
+    ]
+    rows = arrivals(Trace(rows, "azure", 512, has_prefixes=False), FLEET, Demand(load=load))
+    work_s = work_of_the_pool_s(rows, 512)
+    arrived_s = np.array([row.at_s for row in rows])
+    late_s = float((arrived_s + pooled_s(arrived_s, work_s)).max()) - rows[-1].at_s
+    assert late_s / work_s.sum() == pytest.approx(max(0.0, 1.0 - 1.0 / load), abs=0.01)
+
+
+def test_a_slow_replica_gives_the_fleet_that_much_less_load() -> None:
+    """Two cards, one of them at half speed, take three quarters of the requests that two healthy ones take."""
+    text = (DEMO / "fleet.yaml").read_text().split("replicas:")[0]
+    spans_s = [
+        arrivals(
+            a_trace(),
+            of_text(f"{text}replicas: [{{name: a, card: A100}}, {{name: b, card: A100, slow: {slow}}}]", "test"),
+            Demand(load=0.5),
+        )[-1].at_s
+        for slow in (1, 2)
+    ]
+    assert spans_s[1] / spans_s[0] == pytest.approx(2 / 1.5)
 
 
 def test_twice_the_speed_halves_every_time() -> None:
@@ -144,13 +179,30 @@ def test_a_broken_fleet_file_is_refused_with_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [("ranks: 2", "2 ranks behind one URL"), ("role: prefill", "role prefill")],
+    [("model: small", "a model of its own"), ("role: prefill", "role prefill")],
 )
 def test_a_fleet_the_router_has_no_choice_for_is_refused(tmp_path: Path, more: str, words: str) -> None:
     text = (
         (DEMO / "fleet.yaml").read_text().replace("{name: a100-0, card: A100}", f"{{name: a100-0, card: A100, {more}}}")
     )
     path = tmp_path / "fleet.yaml"
-    path.write_text(text + "\npeers: {link: store}\n")
+    small = "{name: s, layers: 4, hidden: 1024, intermediate: 4096, heads: 8, kv_heads: 2, head_dim: 128, vocab: 32000}"
+    path.write_text(f"{text}\npeers: {{link: store}}\nmodels: {{small: {small}}}\n")
     with pytest.raises(ConfigError, match=f"replica 'a100-0' has {words}, which cannot be replayed"):
         of_file(path)
+
+
+def test_every_rank_of_a_server_is_a_replica_behind_its_url() -> None:
+    text = (DEMO / "fleet.yaml").read_text().split("replicas:")[0]
+    fleets = of_text(f"{text}replicas: [{{name: a, card: A100, ranks: 3}}, {{name: b, card: H20, slow: 2}}]", "test")
+    assert fleets.replicas == ["a/0", "a/1", "a/2", "b"] == [replica.name for replica in fleets.router.replicas]
+    assert fleets.cards == ["A100", "A100", "A100", "H20"]
+    assert [replica.slow for replica in fleets.engines.replicas] == [1, 1, 1, 2]
+    assert len({replica.url for replica in fleets.router.replicas}) == 2
+    assert [engine.settings.name for engine in build(fleets.engines).engines] == fleets.replicas
+
+
+def test_a_name_that_a_rank_of_another_server_would_get_is_refused() -> None:
+    text = (DEMO / "fleet.yaml").read_text().split("replicas:")[0]
+    with pytest.raises(ConfigError, match="a/1"):
+        of_text(f"{text}replicas: [{{name: a, card: A100, ranks: 2}}, {{name: a/1, card: A100}}]", "test")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 from sim_backends.block_cache import BlockCache
-from sim_backends.cache_events import CacheEvent, Cleared, Removed
+from sim_backends.cache_events import Cleared, Removed, Said
 
 
 def digests(name: str, count: int) -> list[bytes]:
@@ -37,7 +37,7 @@ def test_released_blocks_stay_findable_until_they_are_needed() -> None:
 
 
 def test_the_tail_of_a_released_sequence_is_taken_before_its_head() -> None:
-    events: list[CacheEvent] = []
+    events: list[Said] = []
     cache = BlockCache(3, events=events)
     cache.release(stored(cache, "a", 3))
     cache.take(1)
@@ -80,7 +80,7 @@ def test_idle_hits_are_not_counted_as_room_for_the_rest() -> None:
 
 
 def test_two_copies_of_a_block_leave_one_by_one() -> None:
-    events: list[CacheEvent] = []
+    events: list[Said] = []
     cache = BlockCache(2, events=events)
     first, second = stored(cache, "a", 1), stored(cache, "a", 1)
     cache.release(first)
@@ -92,7 +92,7 @@ def test_two_copies_of_a_block_leave_one_by_one() -> None:
 
 
 def test_clear_is_refused_while_a_block_is_held() -> None:
-    events: list[CacheEvent] = []
+    events: list[Said] = []
     cache = BlockCache(4, events=events)
     held = stored(cache, "a", 1)
     assert not cache.clear()
@@ -104,7 +104,7 @@ def test_clear_is_refused_while_a_block_is_held() -> None:
 def test_whatever_happens_blocks_are_held_or_free_and_findable_ones_are_counted_right() -> None:
     """A random walk against a plain model: held blocks and the set of digests announced minus removed."""
     rng = random.Random(5)
-    events: list[CacheEvent] = []
+    events: list[Said] = []
     cache = BlockCache(40, events=events)
     held: list[list[int]] = []
     copies: dict[bytes, int] = {}

@@ -56,6 +56,8 @@ def test_a_bad_fleet_file_is_one_sentence_and_status_2(tmp_path: Path, capsys: p
         (["--fault", "explode=1"], "there is no fault 'explode'"),
         (["--fault", "h20-9:error_share=1"], "names no replica; there are a100-0, a100-1, h20-0, h20-1"),
         (["--fault", "error_share=2"], "fault error_share is '2'"),
+        (["--fault", "restart_after_s=-1"], "fault restart_after_s is '-1'"),
+        (["--fault", "restart_after_s=inf"], "restart_after_s must be a finite number"),
         (["--events", "vllm-0.9", "--raw-hashes"], "--raw-hashes does not go with --events vllm-0.9"),
         (["--events", "sglang-0.5.23", "--raw-hashes"], "which has numbers only"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sim_backends.cache_events import Removed, Stored
+from sim_backends.cache_events import OffDevice, Removed, Stored
 from sim_backends.directives import Directive, Path
 from sim_backends.requests import Output
 from sim_backends.service_times import ServiceTimes
@@ -94,7 +94,7 @@ def test_what_fell_off_the_disk_is_computed() -> None:
     assert alone(world, 0, prompt(LONG), 100.0)[1] == 403 * 16
 
 
-def test_a_block_is_told_to_be_in_the_host_in_the_batch_that_removes_it_from_hbm() -> None:
+def test_what_is_told_of_tiers_is_where_blocks_are_and_a_copy_is_told_before_what_it_takes_over_from_is_gone() -> None:
     tiers = {"host": {"capacity_gib": gib(100), "link": "pcie"}, "disk": {"capacity_gib": 10, "link": "ssd"}}
     world = a_world("A100", use_store=False, engine=SMALL, links=LINKS, tiers=tiers, record_events=True)
     held: dict[str, set[bytes]] = {"hbm": set(), "host": set(), "disk": set()}
@@ -106,8 +106,12 @@ def test_a_block_is_told_to_be_in_the_host_in_the_batch_that_removes_it_from_hbm
                     held["hbm"].update(event.digests)
                 elif isinstance(event, Removed):
                     held["hbm"].discard(event.digest)
-            for told in batch.off_device:
-                (held[told.tier].add if told.stored else held[told.tier].discard)(told.digest)
+                    assert event.digest in held["host"]
+                elif isinstance(event, OffDevice) and event.stored:
+                    held[event.tier].add(event.digest)
+                elif isinstance(event, OffDevice):
+                    held[event.tier].discard(event.digest)
+                    assert event.tier == "disk" or event.digest in held["disk"]
     fetcher = world.engines[0].fetcher
     assert fetcher is not None
     assert {name: set(tier._blocks) for name, tier in fetcher.tiers.tiers.items()} == {

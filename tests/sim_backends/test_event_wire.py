@@ -8,8 +8,8 @@ import pytest
 
 from sim_backends import event_wire
 from sim_backends.block_hash import BlockHasher
-from sim_backends.cache_events import CacheEvent, Cleared, OffDevice, Removed, Stored
-from sim_backends.event_wire import Said, VllmEncoder
+from sim_backends.cache_events import CacheEvent, Cleared, OffDevice, Removed, Said, Stored
+from sim_backends.event_wire import VllmEncoder
 from sim_backends.generations import GENERATIONS
 from sim_backends.store import StoreChange
 from tests.sim_backends.builders import vector, vector_bytes

@@ -95,6 +95,14 @@ def test_options_set_all_replicas_or_one_and_later_ones_win() -> None:
     }
 
 
+def test_a_restart_is_asked_for_as_the_other_faults_are() -> None:
+    options = ["a:restart_after_s=60", "restart_down_s=5"]
+    assert faults_of_options(options, ["a", "b"]) == {
+        "a": Faults(restart_after_s=60.0, restart_down_s=5.0),
+        "b": Faults(restart_down_s=5.0),
+    }
+
+
 def test_an_option_can_say_null_and_words() -> None:
     options = ["cut_after_tokens=3", "cut_after_tokens=null", "metrics_missing=page", "metrics_frozen=1"]
     assert faults_of_options(options, ["a"]) == {"a": Faults(metrics_missing="page", metrics_frozen=True)}

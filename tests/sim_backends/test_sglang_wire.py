@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from sim_backends.block_hash import BlockHasher
-from sim_backends.cache_events import Cleared, OffDevice, Removed, Stored
-from sim_backends.event_wire import Said
+from sim_backends.cache_events import Cleared, OffDevice, Removed, Said, Stored
 from sim_backends.generations import GENERATIONS
 from sim_backends.sglang_wire import SglangEncoder, page_digest, page_hash
 from tests.sim_backends.builders import a_request, an_engine, run_out, vector, vector_bytes

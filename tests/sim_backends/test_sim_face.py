@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -241,6 +242,53 @@ async def test_a_restart_cuts_streams_and_comes_back_empty_with_a_new_start_time
         assert (client.engine.running, client.engine.waiting) == (0, 0)
         _status, again = await client.post("/v1/completions", BODY)
         assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+async def restarted(client: Client) -> dict[str, Any]:
+    """What /sim/faults says once a planned restart has come; that may drop any connection."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            try:
+                told: dict[str, Any] = json.loads((await client.get("/sim/faults"))[1])
+            except aiohttp.ClientError:
+                continue
+            if told["struck"].get("restart"):
+                return told
+
+
+async def test_a_restart_set_as_a_fault_comes_once_and_the_replica_is_empty(client: Client) -> None:
+    await client.post("/v1/completions", BODY)
+    before = await gauges(client)
+    with suppress(aiohttp.ClientError):  # it may come before the answer is out
+        await client.post("/sim/faults", {"restart_after_s": 0.0, "error_next": 1})
+    told = await restarted(client)
+    assert told["struck"] == {"restart": 1}
+    assert (told["faults"]["restart_after_s"], told["faults"]["error_next"]) == (None, 1)
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await gauges(client))["process_start_time_seconds"] == before["process_start_time_seconds"]:
+            pass
+    assert [(await client.post("/v1/completions", BODY))[0] for _ in range(2)] == [503, 200]
+    assert client.engine.counters.prefix_hits == 0
+
+
+async def test_a_restart_asked_for_at_the_start_takes_the_replica_away_for_as_long_as_said() -> None:
+    away = Faults(restart_after_s=0.0, restart_down_s=3600.0)
+    async with serving("A100", "H20", faults={"a100-0": away}) as client:
+        await restarted(client)
+        async with asyncio.timeout(TIMEOUT_S):
+            while await status_of(client, client.url) != 503:
+                pass
+        assert await status_of(client, client.cluster.fleet.replicas[1].url or "") == 200
+
+
+async def status_of(client: Client, url: str) -> int:
+    """Status of one completion; 0 where the connection was dropped."""
+    try:
+        async with client.session.post(url + "/v1/completions", data=json.dumps(BODY)) as response:
+            await response.read()
+            return response.status
+    except aiohttp.ClientError:
+        return 0
 
 
 async def subscribed(context: zmq.asyncio.Context, client: Client) -> zmq.asyncio.Socket:
