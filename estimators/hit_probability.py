@@ -139,6 +139,7 @@ class HitProbability:
         self._read = self._own.copy()  # own curves mixed with the fleet's: what is looked up
         self._seen = np.zeros((len(TIERS), rows))  # weight of a replica's own observations, as of `_heard_s`
         self._heard_s = np.full((len(TIERS), rows), -inf)
+        self._still_until_s = inf  # until then no curve has faded by so much that it shows
         self._stale = [0] * len(TIERS)  # observations since all replicas were mixed anew
         self._row_offset = np.arange(rows) * COLUMNS
         self._cell_offset = self._row_offset + np.arange(len(TIERS))[:, None] * (rows * COLUMNS)
@@ -155,15 +156,21 @@ class HitProbability:
         prior = self._prior[index].take(column)
         return np.asarray(prior + left * (found - prior))
 
-    def survivals(self, age_s: Array, now_s: float) -> Array:
-        """`survival` of all tiers in one go; shapes (tiers, rows)."""
-        column = AGE_EDGES_S.searchsorted(age_s)
-        found = self._read.take(column + self._cell_offset)
-        left = [self._left(index, now_s) for index in range(len(TIERS))]
-        if min(left) >= STILL:
+    def survivals(self, age_s: Array | None, now_s: float) -> Array:
+        """`survival` of all tiers in one go; shapes (tiers, rows). None: no age is known. Lent, not to be written."""
+        if age_s is None:
+            found, prior = self._read[..., -1], self._prior[:, -1:]
+        else:
+            column = AGE_EDGES_S.searchsorted(age_s)
+            found = self._read.take(column + self._cell_offset)
+        if now_s <= self._still_until_s:
             return found
-        prior = self._prior.take(column + self._tier_offset)
-        return np.asarray(prior + np.array(left)[:, None] * (found - prior))
+        if age_s is not None:
+            prior = self._prior.take(column + self._tier_offset)
+        faded = found - prior
+        faded *= [[self._left(index, now_s)] for index in range(len(TIERS))]
+        faded += prior
+        return faded
 
     def uncertainty(self, tier: Tier, survival: Array, now_s: float) -> Array:
         """Standard deviation of what `survival` returned, shape (rows,); widest where there is no evidence."""
@@ -285,6 +292,7 @@ class HitProbability:
                 self._publish(index, row, copies)
         for index in range(len(TIERS)):
             self._mix(index, now_s)
+        self._heard()
 
     def _untouched(self, index: int) -> _Copies:
         return _Copies(SurvivalCurve(lifetime_s=PRIOR_LIFETIME_S[TIERS[index]], memory=self._memory))
@@ -295,6 +303,10 @@ class HitProbability:
 
     def _faded(self, since_s: float, now_s: float) -> float:
         return exp(min(0.0, since_s - now_s) / self._memory_s)
+
+    def _heard(self) -> None:
+        heard_s = min([copies.heard_s for copies in self._fleet if copies.heard_s > -inf], default=inf)
+        self._still_until_s = heard_s - log(STILL) * self._memory_s
 
     def _left(self, index: int, now_s: float) -> float:
         """What time has left of the curves as they are read; 1 while there is nothing to fade."""
@@ -333,6 +345,7 @@ class HitProbability:
             for share, count, age_s in outcomes:
                 holder.curve.learn(share=share, weight=weight * count, age_s=age_s)
         self._publish(index, row, copies)
+        self._heard()
         self._stale[index] += 1
         if self._stale[index] * OBSERVATIONS_REFRESH >= len(self.names):
             self._mix(index, now_s)

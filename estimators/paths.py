@@ -6,13 +6,18 @@ from enum import Enum
 
 
 class Path(Enum):
-    LOCAL = "local"  # blocks in the replica's HBM
+    """Blocks in a replica's HBM are used on every path but RECOMPUTE; a path says what is added to them."""
+
+    LOCAL = "local"  # nothing: HBM alone
+    RECOMPUTE = "recompute"  # nothing is reused
     REMOTE = "remote"  # blocks from the shared store: look-up, network, then the replica's host link
-    RECOMPUTE = "recompute"  # nothing reused
+    PEER = "peer"  # another replica's copy, over the link that leaves it
+    HOST = "host"  # the replica's own host memory, over its host link
+    DISK = "disk"  # its own disk, then its host link
 
 
-# Column order of every (replica, path) array.
-PATHS: tuple[Path, ...] = (Path.LOCAL, Path.REMOTE, Path.RECOMPUTE)
+# Order of every (path, replica) array. A fleet without tiers or peers uses only the first of them.
+PATHS: tuple[Path, ...] = (Path.LOCAL, Path.RECOMPUTE, Path.REMOTE, Path.PEER, Path.HOST, Path.DISK)
 COLUMN: dict[Path, int] = {path: column for column, path in enumerate(PATHS)}
 
 

@@ -1,58 +1,106 @@
-"""How long until a replica's GPU can start one more request, from bookings and reported load.
+"""How long until a replica can start one more request, from bookings and reported load.
 
 Model     prefills are served in order of arrival, one after the other; the one in service has what is left of
           its expected length; the ones behind it are one batch of work, since an engine packs their tokens into
           common steps; a replica with running decodes and no prefill starts at the end of the step in progress,
-          half a step away on average
+          half a step away on average. A request also needs KV memory for its prompt: where what is booked and what
+          it needs exceed the replica's, it waits until enough of it is given back, at the rate at which
+          running requests end. The later of the two moments counts
 Valid     bookings cover the router's own work; queued requests of others count with the mean work of ours, and a
-          replica that does not report gets the mean of those that do
-Blind to  a request that overtakes one still waiting for its fetch; KV space
-Source    work conservation: a first-come server's wait is the work in front of it
+          replica that does not report gets the mean of those that do. Unknown capacity: no wait for memory
+Blind to  a request that overtakes one still waiting for its fetch; which requests share blocks (a learned ratio
+          of memory used to context booked stands for that)
+Source    work conservation: a first-come server's wait is the work in front of it; Little's law for the memory
 """
 
 from __future__ import annotations
 
+from math import isnan
+
 import numpy as np
 import numpy.typing as npt
 
+from estimators.prefill_features import Beside, prefill_features
 from estimators.view import Column, FleetView
 
 # A prefill past its expected end is still running: some of it must be left.
 OVERDUE_SHARE = 0.05
 
 
-def queue_s(view: FleetView, now_s: float, *, step_share_s: Column, mean_compute_s: float) -> Column:
-    """Q of every replica at `now_s`: seconds until its GPU could start a new request, shape (rows,), >= 0.
+def start_s(
+    view: FleetView, now_s: float, *, step_s: Column, waiting_s: Column, foreign_waiting: Column, mean_compute_s: float
+) -> Column:
+    """When the GPU of every replica could start a new request, KV memory aside: seconds from `now_s`, (rows,), >= 0.
 
-    step_share_s : what running decodes add to each step of a prefill, shape (rows,), see `step_share_s`
+    step_s : length of a step that only decodes, zero where nothing decodes, (rows,)
+    waiting_s : prefill work booked behind the one in service, seconds, (rows,)
+    foreign_waiting : queued requests of others, known everywhere, (rows,)
     mean_compute_s : mean prefill of a request of this router, the price of one queued foreign request, >= 0
     """
-    serving = view.head_ends_s > -np.inf
     left_s = np.maximum(view.head_ends_s - now_s, OVERDUE_SHARE * view.head_compute_s)
-    idle_s = np.where(decodes(view) > 0, 0.5 * (view.weights_s + step_share_s), 0.0)
-    foreign_s = or_mean_of_known(view.foreign_waiting, view.ready) * mean_compute_s
-    return np.asarray(np.where(serving, left_s, idle_s) + waiting_s(view, step_share_s) + foreign_s)
+    queue_s: Column = np.where(view.head_ends_s > -np.inf, left_s, 0.5 * step_s)
+    queue_s += waiting_s
+    queue_s += foreign_waiting * mean_compute_s
+    return queue_s
 
 
-def waiting_s(view: FleetView, step_share_s: Column) -> Column:
+def waiting_s(view: FleetView, step_tokens: int, mean_context_tokens: float = 0.0) -> Column:
     """Prefill work booked behind the one in service, seconds, shape (rows,)."""
-    steps = view.waiting_work[:, 2] / view.weights_s
-    work_s = np.einsum("rf,rf->r", view.waiting_work, view.coefficients)
-    return np.asarray(work_s + steps * step_share_s)
+    features = prefill_features(
+        linear_s=view.waiting_linear_s,
+        attention_s=view.waiting_attention_s,
+        new_tokens=np.maximum(view.waiting_tokens, 1.0),
+        beside=beside(view, mean_context_tokens),
+        step_tokens=step_tokens,
+    )
+    return np.asarray(np.einsum("fr,rf->r", features, view.coefficients) * (view.waiting_tokens > 0))
 
 
-def decodes(view: FleetView) -> Column:
-    """Decodes running on each replica, ours and those of others, shape (rows,)."""
-    return np.asarray(view.decode_batch + or_mean_of_known(view.foreign_decoding, view.ready))
+def beside(view: FleetView, mean_context_tokens: float) -> Beside:
+    """What the running decodes, ours and those of others, add to each step of a prefill; columns (rows,).
 
-
-def step_share_s(view: FleetView, mean_context_tokens: float) -> Column:
-    """What the running decodes add to each step, seconds, shape (rows,): reading their KV.
-
-    mean_context_tokens : context of one foreign decode, taken to be that of ours, >= 0.
+    mean_context_tokens : context of one foreign decode, taken to be that of ours, >= 0
     """
-    context = view.decode_context_tokens + or_mean_of_known(view.foreign_decoding, view.ready) * mean_context_tokens
-    return np.asarray(context * view.context_s_per_token)
+    foreign = or_mean_of_known(view.foreign_decoding, view.ready)
+    batch = view.decode_batch + foreign
+    context = foreign * mean_context_tokens
+    context += view.decode_context_tokens
+    return Beside(
+        decodes=batch,
+        linear_s=batch * (view.linear_s_per_token + view.head_s),
+        attention_s=context * view.decode_attention_s_per_pair,
+        memory_s=view.weights_s + context * view.context_s_per_token,
+        weights_s=view.weights_s,
+    )
+
+
+def memory_wait_s(
+    view: FleetView, *, needed_tokens: Column | float, foreign_tokens: Column, turnover_s: Column | float
+) -> Column:
+    """How long until every replica has KV memory for one more prompt, seconds, shape (rows,), >= 0.
+
+    With U tokens booked, m needed and a capacity K: (U + m - K) / (min(U, K) / turnover). Zero where K is unknown.
+
+    needed_tokens : context the request adds, >= 0
+    foreign_tokens : context of requests of others, running and queued, (rows,), >= 0
+    turnover_s : expected time until a running request ends, > 0
+    """
+    used = view.decode_context_tokens + view.head_tokens
+    used += view.waiting_context_tokens
+    used += foreign_tokens
+    used *= view.occupancy
+    wait_s = used + needed_tokens
+    wait_s -= view.capacity_tokens
+    wait_s *= turnover_s
+    wait_s /= np.maximum(np.minimum(used, view.capacity_tokens), 1.0)
+    return np.asarray(np.fmax(wait_s, 0.0))  # of NaN, where the capacity is unknown, and zero it is zero
+
+
+def beside_one(view: FleetView, row: int, mean_context_tokens: float) -> Beside:
+    """`beside` of one replica, as scalars."""
+    near = beside(view, mean_context_tokens)
+    columns = (near.decodes, near.linear_s, near.attention_s, near.memory_s, near.weights_s)
+    return Beside(*(float(np.asarray(column)[row]) for column in columns))
 
 
 def or_mean_of_known(reported: Column, alike: npt.NDArray[np.bool_]) -> Column:
@@ -60,8 +108,8 @@ def or_mean_of_known(reported: Column, alike: npt.NDArray[np.bool_]) -> Column:
 
     alike : replicas that may stand for each other, those that may take the request; bool, shape (rows,).
     """
-    unknown = np.isnan(reported)
-    if not unknown.any():
+    if not isnan(reported.dot(reported)):  # the cheapest look for a NaN
         return reported
+    unknown = np.isnan(reported)
     known = alike & ~unknown
     return np.where(unknown, float(reported[known].mean()) if known.any() else 0.0, reported)

@@ -22,7 +22,8 @@ class RequestFacts:
     streams : whether the client asked for a stream, so that a first token can be observed
     generates : whether the request runs a prefill at all (false for /tokenize and the like)
     explain : whether the client asked for the receipt's summary
-    path : request path, for the receipt only
+    path : request path: for the receipt, and one of the groups output lengths are learned by
+    session : what names the conversation, if anything does; output lengths are learned by it too
     block_tokens : tokens in each block of `chain`, >= 1
     """
 
@@ -37,5 +38,6 @@ class RequestFacts:
     generates: bool = True
     explain: bool = False
     base_model: str = ""
+    session: str | None = None
     path: str = "/v1/completions"
     block_tokens: int = 16

@@ -77,9 +77,9 @@ def choose_replica(
 
 
 def choose_candidate(values: npt.NDArray[np.float64], estimates: Estimates, rng: np.random.Generator) -> Choice:
-    """The (replica, path) with the smallest of `values` (rows, paths) among the possible."""
+    """The (replica, path) with the smallest of `values` (paths, rows) among the possible."""
     masked = np.where(estimates.possible, values, np.inf)
     flat, probability = pick_smallest(masked.ravel(), rng)
-    row, column = divmod(flat, len(PATHS))
+    column, row = divmod(flat, masked.shape[1])
     reason = Reason.LOWEST_ESTIMATE if int(estimates.usable_rows.sum()) > 1 else Reason.ONLY_READY
     return Choice(row, PATHS[column], reason, probability)

@@ -26,7 +26,7 @@ class FirstToken:
         self._rng = rng
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
-        return choose_candidate(estimates.first_token_s, estimates, self._rng)
+        return choose_candidate(estimates.expected_s, estimates, self._rng)
 
 
 class EndToEnd:
@@ -63,8 +63,8 @@ class EndToEnd:
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
         decode_s = self._own_pace * estimates.output_tokens * estimates.pace_s
         value_s = (
-            estimates.first_token_s
-            + decode_s[:, None]
+            estimates.expected_s
+            + decode_s
             + self._queue_behind * estimates.queue_price_s
             + self._running_decodes * estimates.decode_price_s
         )

@@ -51,6 +51,7 @@ class Send:
     replica: str  # its name, for messages and response headers
     base_url: str  # http://host:port of its endpoint
     path: Path = Path.RECOMPUTE  # how its prompt state is expected, or directed, to get there
+    source: str | None = None  # replica to read from, on path PEER
     attempt: int = 1
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # added to the upstream request
     explain: str | None = None  # JSON for the response header x-tfirst-explain, when asked for

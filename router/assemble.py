@@ -6,28 +6,34 @@ The gateway and a replay both call it, so a decision seen in one is the decision
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from estimators.estimates import Estimator, Held
-from estimators.links import Link
-from estimators.roofline import Rates, rates_of
-from estimators.shapes import QWEN3_8B, ModelShape
+from estimators.conformal import Conformal
+from estimators.estimates import LEVELS, Doubt, Estimator
+from estimators.first_token import Discipline
+from estimators.hardware import Card
+from estimators.hit_probability import HitProbability
+from estimators.links import LinkTable
+from estimators.model_prior import prior_of
+from estimators.prefetch import PrefetchSpace
+from estimators.roofline import rates_of
+from estimators.routes import Held, Routes
+from estimators.shape_costs import costs_of
+from estimators.spread import ResidualSpread
 from estimators.view import FleetView
 from policies.least_request import LeastRequest
 from router.config import RouterConfig
 from router.directory import Directory
 from router.dispatch import Dispatcher, Replica
-from router.fleet import Fleet
+from router.fleet import Fleet, LinkSpec, ReplicaSpec
 from router.names import ModelNames
 from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
 from router.receipts import Receipt
 
-NEUTRAL_CARD = "A100"  # what an unknown card is priced as until it has been observed
 DEFAULT_BLOCK_TOKENS = 16
-KNOWN_SPREAD, UNKNOWN_SPREAD = 0.5, 2.0  # how far the truth may be from the start values, relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +77,25 @@ def assemble(
     ConfigError : the policy does not exist or its settings do not fit.
     """
     block_tokens = fleet.block_tokens or block_tokens or DEFAULT_BLOCK_TOKENS
-    shape = fleet.model or QWEN3_8B
-    known = fleet.model is not None and all(replica.card is not None for replica in fleet.replicas)
+    priors = [prior_of(fleet.model, card_of(fleet, replica), speed=fleet.speed) for replica in fleet.replicas]
     view = FleetView(
         names=[replica.name for replica in fleet.replicas],
-        rates=[rates_of_replica(fleet, shape, replica.card) for replica in fleet.replicas],
+        rates=[rates_of(prior.shape, prior.card) for prior in priors],
     )
+    view.disciplines[:] = [fleet.fetch.discipline or Discipline.OVERLAPPED] * view.rows
+    view.limit_s[:] = fleet.fetch.limit_ms / 1000 / fleet.speed
     directory = Directory(block_tokens, view.rows)
     names, characters_per_token = ModelNames(), CharactersPerToken()
     estimator = Estimator(
-        kv_bytes_per_token=shape.kv_bytes_per_token,
-        layers=shape.layers,
-        stages=fetch_stages(fleet),
-        discipline=fleet.fetch.discipline,
+        costs=costs_of(priors[0].shape),
+        layers=priors[0].shape.layers,
+        rows=view.rows,
+        routes=routes_of(fleet),
+        space=prefetch_space(fleet),
         minimum_fetch_tokens=max(1, fleet.fetch.minimum_tokens),
         step_tokens=fleet.step_tokens,
         engine_decides=fleet.fetch.by == "engine",
+        doubt=Doubt(HitProbability(view.names), ResidualSpread(view.names), Conformal(LEVELS)),
     )
     dispatcher = Dispatcher(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
@@ -99,27 +108,66 @@ def assemble(
         on_receipt=on_receipt,
         characters_per_token=characters_per_token,
         max_attempts=config.max_attempts,
-        calibration_spread=KNOWN_SPREAD if known else UNKNOWN_SPREAD,
+        calibration_spreads=[prior.spread for prior in priors],
+        learn_disciplines=fleet.fetch.discipline is None and has_routes(fleet),
         epoch_s=epoch_s,
     )
     prompts = PromptReader(block_tokens, names, characters_per_token)
     return Core(dispatcher, directory, prompts, names)
 
 
-def rates_of_replica(fleet: Fleet, shape: ModelShape, card: str | None) -> Rates:
-    """Roofline of one replica; an unknown card gets the neutral one."""
-    return rates_of(shape, fleet.card(card or NEUTRAL_CARD))
+def card_of(fleet: Fleet, replica: ReplicaSpec) -> Card | None:
+    """A replica's card at the fleet's speed; None where it is not known."""
+    return None if replica.card is None else fleet.card(replica.card)
 
 
-def fetch_stages(fleet: Fleet) -> list[list[Link]]:
-    """Links a fetch crosses on each replica: the shared network, then the replica's own host link. Empty: no store."""
-    if fleet.store is None:
-        return []
-    network = link_of(fleet, fleet.store.network)
-    return [[network, link_of(fleet, fleet.store.host)] for _ in fleet.replicas]
+def has_routes(fleet: Fleet) -> bool:
+    """Whether KV state can come from anywhere but HBM."""
+    return fleet.store is not None or fleet.tiers is not None or fleet.peers is not None
 
 
-def link_of(fleet: Fleet, name: str) -> Link:
-    """A new `Link` as the fleet file describes it, at the fleet's speed."""
-    spec = fleet.links[name]
-    return Link(bytes_per_s=spec.gb_s * 1e9 * fleet.speed, start_s=spec.start_ms / 1000 / fleet.speed)
+def routes_of(fleet: Fleet) -> Routes:
+    """Links from store, peers and own tiers to each replica: the network is shared, the others each has for itself."""
+    links: list[LinkSpec] = []
+    shared: dict[str, int] = {}
+
+    def added(name: str) -> int:
+        links.append(fleet.links[name])
+        return len(links) - 1
+
+    rows = range(len(fleet.replicas))
+    own: list[dict[str, int]] = [{} for _ in rows]
+
+    def of_replica(row: int, name: str) -> int:
+        """One link of this name for each replica, whatever crosses it."""
+        if name not in own[row]:
+            own[row][name] = added(name)
+        return own[row][name]
+
+    store, tiers, peers = fleet.store, fleet.tiers, fleet.peers
+    if store is not None:
+        shared[store.network] = added(store.network)
+    host = [] if tiers is None else [[of_replica(row, tiers.host.link)] for row in rows]
+    disk = (
+        [] if tiers is None or tiers.disk is None else [[of_replica(row, tiers.disk.link), *host[row]] for row in rows]
+    )
+    egress = [] if peers is None else [added(peers.link) for _ in rows]
+    routes = Routes(
+        store=[] if store is None else [[shared[store.network], of_replica(row, store.host)] for row in rows],
+        host=host,
+        disk=disk,
+        egress=egress,
+    )
+    if not links:
+        return routes
+    table = LinkTable(
+        bytes_per_s=[link.gb_s * 1e9 * fleet.speed for link in links],
+        look_up_s=[link.start_ms / 1000 / fleet.speed for link in links],
+    )
+    return replace(routes, table=table)
+
+
+def prefetch_space(fleet: Fleet) -> PrefetchSpace | None:
+    """Room for fetches under way on each replica; None where there is no limit."""
+    room = fleet.fetch.prefetch_gib
+    return None if room is None else PrefetchSpace([room * 2**30] * len(fleet.replicas))

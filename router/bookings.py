@@ -9,22 +9,73 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from math import ceil, isnan, nan
+from math import isnan, nan
 
 import numpy as np
 import numpy.typing as npt
 
 from estimators.estimates import Estimates
+from estimators.hit_probability import TIER_ROW
 from estimators.paths import COLUMN, Path
 from estimators.request import RequestFacts
+from estimators.tiers import Tier
 from estimators.view import FleetView
+from policies.base import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What was expected of one choice, to be compared with what came. Seconds from the moment of choice.
+
+    first_token_s : if all believed blocks are there; recompute_s : if none is
+    hit_probability : that all are
+    raw_quantiles_s, quantiles_s : at `estimates.LEVELS`, before and after the conformal correction
+    queue_s, fetch_s : Q, and F, zero where nothing is fetched
+    local_tokens : reusable from the replica's HBM
+    age_s : how long ago each tier's blocks were last heard of, in the order of `hit_probability.TIERS`; NaN unknown
+    """
+
+    first_token_s: float
+    recompute_s: float
+    hit_probability: float
+    raw_quantiles_s: list[float]
+    quantiles_s: list[float]
+    queue_s: float
+    fetch_s: float
+    local_tokens: float
+    age_s: npt.NDArray[np.float64]
+
+    def age_of(self, tier: Tier) -> float:
+        """Age of what `tier` was to give."""
+        return float(self.age_s[TIER_ROW[tier]])
+
+    @classmethod
+    def of(cls, estimates: Estimates, choice: Choice) -> Forecast:
+        """The forecast of `choice`."""
+        at = COLUMN[choice.path], choice.row
+        raw, issued = estimates.quantiles_s(choice.path, choice.row)
+        return cls(
+            first_token_s=float(estimates.first_token_s[at]),
+            recompute_s=float(estimates.first_token_s[COLUMN[Path.RECOMPUTE], choice.row]),
+            hit_probability=float(estimates.hit_probability[at]),
+            raw_quantiles_s=raw.tolist(),
+            quantiles_s=issued.tolist(),
+            queue_s=float(estimates.queue_s[choice.row]),
+            fetch_s=float(estimates.fetch_s[at]),
+            local_tokens=float(estimates.reused_tokens[COLUMN[Path.LOCAL], choice.row]),
+            age_s=estimates.age_s[:, choice.row].copy(),  # the rest is lent for one decision
+        )
 
 
 @dataclass(slots=True, eq=False)
 class Booking:
     """One request on one replica. Times are absolute, on the dispatcher's clock, and NaN until known.
 
-    compute_s : expected prefill, this long; features, step_share_s : what it is made of, for calibration
+    compute_s : expected length of its service
+    linear_s, attention_s : its own work at the roofline, output head included
+    held_s : how long it holds the GPU beyond that work, because its fetch does
+    path, forecast : as chosen, and what was expected of it
+    remaining_tokens : output it has yet to produce at a random moment of its decode, expected
     new_tokens, reused_tokens : prompt tokens expected to be computed, and not
     ready_at_s : earliest start its fetch allows
     starts_at_s : when its prefill should start, known once it is the first waiting
@@ -36,8 +87,12 @@ class Booking:
     placed_at_s: float
     ready_at_s: float
     compute_s: float
-    features: npt.NDArray[np.float64]
-    step_share_s: float
+    linear_s: float
+    attention_s: float
+    held_s: float
+    path: Path
+    forecast: Forecast
+    remaining_tokens: float
     new_tokens: float
     reused_tokens: float
     output_tokens: float
@@ -54,29 +109,40 @@ class Booking:
 
 
 class Ledger:
-    """Bookings of a whole fleet. Every `place` is ended by one `release`.
+    """Bookings of a whole fleet. Every `place` is ended by one `release`."""
 
-    step_tokens : prompt tokens an engine computes in one step at most, >= 1
-    """
-
-    def __init__(self, view: FleetView, step_tokens: int) -> None:
+    def __init__(self, view: FleetView) -> None:
         self._view = view
-        self._step_tokens = step_tokens
         # Ordered dictionaries: the first of a plain one takes ever longer to find when firsts are deleted.
         self._waiting: list[OrderedDict[Booking, None]] = [OrderedDict() for _ in range(view.rows)]
 
-    def place(self, request: RequestFacts, row: int, path: Path, estimates: Estimates, now_s: float) -> Booking:
-        """Book `request` on `row` by `path`, as estimated."""
-        column = COLUMN[path]
-        reused = float(estimates.reused_tokens[row, column])
+    def place(
+        self,
+        request: RequestFacts,
+        choice: Choice,
+        estimates: Estimates,
+        now_s: float,
+        *,
+        own_work_s: tuple[float, float],
+        remaining_tokens: float,
+    ) -> Booking:
+        """Book `request` as `choice` says and as estimated; own_work_s : (linear, attention), output head excluded."""
+        row, column = choice.row, COLUMN[choice.path]
+        reused = float(estimates.reused_tokens[column, row])
+        compute_s = float(estimates.compute_s[column, row])
+        linear_s, attention_s = own_work_s
         booking = Booking(
             request=request,
             row=row,
             placed_at_s=now_s,
-            ready_at_s=now_s + float(estimates.ready_s[row, column]),
-            compute_s=float(estimates.compute_s[row, column]),
-            features=estimates.features[row, column].copy(),
-            step_share_s=float(estimates.step_share_s[row]),
+            ready_at_s=now_s + float(estimates.ready_s[column, row]),
+            compute_s=compute_s,
+            linear_s=linear_s + float(self._view.head_s[row]),
+            attention_s=attention_s,
+            held_s=max(0.0, compute_s - float(estimates.prefill_s[column, row])),
+            path=choice.path,
+            forecast=Forecast.of(estimates, choice),
+            remaining_tokens=remaining_tokens,
             new_tokens=max(1.0, request.prompt_tokens - reused),
             reused_tokens=reused,
             output_tokens=estimates.output_tokens,
@@ -107,6 +173,7 @@ class Ledger:
         if booking.decoding:
             view.decode_batch[row] -= 1
             view.decode_context_tokens[row] -= booking.mean_context_tokens
+            view.remaining_tokens[row] -= booking.remaining_tokens
         elif booking.request.generates:
             self._leave_queue(booking, now_s, seen=False)
 
@@ -133,12 +200,14 @@ class Ledger:
         booking.start_seen = seen and booking.ready_at_s <= from_s
         self._view.head_ends_s[booking.row] = booking.starts_at_s + booking.compute_s
         self._view.head_compute_s[booking.row] = booking.compute_s
+        self._view.head_tokens[booking.row] = booking.request.prompt_tokens
 
     def _end_prefill(self, booking: Booking, now_s: float) -> None:
         self._leave_queue(booking, now_s, seen=booking.request.streams)
         booking.decoding = True
         self._view.decode_batch[booking.row] += 1
         self._view.decode_context_tokens[booking.row] += booking.mean_context_tokens
+        self._view.remaining_tokens[booking.row] += booking.remaining_tokens
 
     def _leave_queue(self, booking: Booking, now_s: float, *, seen: bool) -> None:
         row = booking.row
@@ -152,6 +221,7 @@ class Ledger:
         if head is None:
             self._view.head_ends_s[row] = -np.inf
             self._view.head_compute_s[row] = 0.0
+            self._view.head_tokens[row] = 0.0
         else:
             self._add_behind(head, -1)
             self._serve(head, now_s, seen=seen)
@@ -161,11 +231,11 @@ class Ledger:
         view, row = self._view, booking.row
         behind = len(self._waiting[row]) - 1
         if behind <= 0:  # nothing is left; also clears what rounding left
-            view.waiting_work[row] = 0.0
-            view.waiting_tokens[row] = 0.0
+            for column in view.waiting:
+                column[row] = 0.0
             return
-        work, weights_s = view.waiting_work[row], float(view.weights_s[row])
+        view.waiting_linear_s[row] += sign * booking.linear_s
+        view.waiting_attention_s[row] += sign * booking.attention_s
         view.waiting_tokens[row] += sign * booking.new_tokens
-        work[:2] += sign * booking.features[:2]
-        work[2] = ceil(max(0.0, float(view.waiting_tokens[row])) / self._step_tokens) * weights_s
-        work[3] = weights_s
+        view.waiting_held_s[row] += sign * booking.held_s
+        view.waiting_context_tokens[row] += sign * booking.request.prompt_tokens

@@ -36,6 +36,13 @@ class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     path: str | None = None
 
 
+class StateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `state`: where what was learned is kept over a restart. No path: it is learned anew."""
+
+    path: str | None = None
+    every_s: Seconds = 60.0  # between two writes; the last one is at shut-down
+
+
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file. Exactly one of `fleet` and `worker_urls` says where the replicas are."""
 
@@ -48,6 +55,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     policy: PolicyConfig = PolicyConfig()
     load: LoadConfig = LoadConfig()
     receipts: ReceiptConfig = ReceiptConfig()
+    state: StateConfig = StateConfig()
     limits: Limits = Limits()  # what one client may make the router hold
     time_outs: TimeOuts = TimeOuts()  # how long it waits for a peer
     max_attempts: Count = 3  # different replicas tried before the first byte

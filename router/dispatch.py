@@ -16,15 +16,18 @@ from typing import Protocol
 
 import numpy as np
 
-from estimators.estimates import Estimates, Estimator, Held, Surroundings
-from estimators.links import Link
+from estimators.estimates import Estimates, Estimator
+from estimators.links import Promise
+from estimators.model_prior import KNOWN_SPREAD
 from estimators.paths import COLUMN, PATHS, Path
+from estimators.prefetch import Hold
 from estimators.request import RequestFacts
+from estimators.routes import Held
 from estimators.view import FleetView
 from policies.base import Choice, Policy
 from router.actions import Action, Cause, Ended, Outcome, Refuse, Send
 from router.bookings import Booking, Ledger
-from router.learning import Learning
+from router.learning import Learning, PrefixCounters
 from router.prompts import CharactersPerToken
 from router.receipts import Candidate, Receipt
 
@@ -72,7 +75,8 @@ class Placement:
     receipt: Receipt
     arrived_at_s: float
     tried: set[int]
-    promised: list[tuple[Link, float, float]]  # each link, bytes promised on it, when the last should have crossed
+    promised: list[Promise]  # what its fetch has yet to bring over which links
+    room: Hold | None  # for it, where a replica has little
 
 
 class Dispatcher:
@@ -96,7 +100,8 @@ class Dispatcher:
         on_receipt: Callable[[Receipt], None],
         characters_per_token: CharactersPerToken | None = None,
         max_attempts: int = 3,
-        calibration_spread: float = 0.5,
+        calibration_spreads: list[float] | None = None,
+        learn_disciplines: bool = False,
         epoch_s: float = 0.0,
     ) -> None:
         self.view = view
@@ -109,8 +114,14 @@ class Dispatcher:
         self._on_receipt = on_receipt
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
-        self._ledger = Ledger(view, estimator.step_tokens)
-        self._learning = Learning(view, estimator, characters_per_token or CharactersPerToken(), calibration_spread)
+        self._ledger = Ledger(view)
+        self.learning = Learning(
+            view,
+            estimator,
+            characters_per_token or CharactersPerToken(),
+            calibration_spreads or [KNOWN_SPREAD] * view.rows,
+            learn_disciplines=learn_disciplines,
+        )
         self._standing = [Standing() for _ in range(view.rows)]
 
     # Requests
@@ -130,14 +141,17 @@ class Dispatcher:
         if not any(standing.may_serve(request.model) for standing in self._standing):
             return [self._refuse(receipt, self._unknown_model(request.model), now_s, now_s)]
         if request.generates:
-            self._learning.arrived(request, now_s)
+            self.learning.arrived(request, now_s)
         return [self._place(request, receipt, now_s, set(), now_s)]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""
         placement = _placement(sent)
         placement.receipt.first_token_s = now_s - placement.arrived_at_s
-        self._learning.first_token(placement.booking, now_s)
+        self.learning.first_token(placement.booking, now_s)
+        for promise in placement.promised:
+            self._estimator.routes.table.arrived(promise, now_s)
+        self._give_back(placement)
         self._ledger.first_token(placement.booking, now_s)
         return []
 
@@ -157,7 +171,7 @@ class Dispatcher:
         else:
             self._standing[sent.row].failures = 0
             try:
-                self._learning.answered(placement.booking, ended, now_s)
+                self.learning.answered(placement.booking, ended, now_s)
             finally:  # whatever an engine reports, the request is over
                 self._close(placement, Outcome.OK, now_s)
         return []
@@ -227,14 +241,27 @@ class Dispatcher:
         self.load_reported(row, running=None, waiting=None, sent_s=0.0, now_s=np.nan)
 
     def load_reported(
-        self, row: int, *, running: float | None, waiting: float | None, sent_s: float, now_s: float
+        self,
+        row: int,
+        *,
+        running: float | None,
+        waiting: float | None,
+        sent_s: float,
+        now_s: float,
+        kv_used_share: float | None = None,
+        prefix: PrefixCounters | None = None,
     ) -> None:
         """`row` reported requests `running` and `waiting` in answer to a poll sent at `sent_s`; None: it did not say.
 
         Ours are those booked now or ended since the poll went out, so nothing of ours is taken for foreign. A report
         that stops coming keeps its last value and shows its age in receipts.
+
+        kv_used_share : part of its KV memory in use, 0..1; prefix : totals of its prefix cache
         """
         view, standing = self.view, self._standing[row]
+        if prefix is not None:
+            self.learning.counted(row, prefix, now_s)
+        view.kv_used_share[row] = np.nan if kv_used_share is None else kv_used_share
         if running is None or waiting is None:
             view.foreign_waiting[row] = view.foreign_decoding[row] = view.sampled_at_s[row] = np.nan
             return
@@ -245,6 +272,12 @@ class Dispatcher:
         view.foreign_waiting[row] = min(foreign, max(0.0, waiting - ours_waiting))
         view.foreign_decoding[row] = foreign - view.foreign_waiting[row]
         view.sampled_at_s[row] = now_s
+        if kv_used_share is not None:
+            self.learning.kv_used(row, kv_used_share)
+
+    def capacity_reported(self, row: int, tokens: float) -> None:
+        """`row` said that its KV memory holds `tokens` (> 0) of context."""
+        self.view.has_capacity(row, tokens)
 
     # What is known
 
@@ -317,62 +350,102 @@ class Dispatcher:
         view.ready[rows] = True
         self.due(now_s)
         serving = sum(standing.up and standing.may_serve(request.model) for standing in self._standing)
-        around = self._learning.surroundings(request, serving, now_s)
+        around = self.learning.surroundings(request, serving, now_s)
         estimates = self._estimator.estimate(request, self._holdings.held(request.chain), view, around, now_s)
         policy = self._policy if request.generates else self._by_load
         choice = policy.choose(request, view, estimates)
-        self._note(receipt, choice, estimates, around, now_s)
+        booking = self._book(request, choice, estimates, now_s)
+        self._note(receipt, choice, estimates, booking, now_s)
         receipt.placed_s = now_s - arrived_at_s
         receipt.attempts += 1
         replica = self.replicas[choice.row]
+        peer = estimates.peers[choice.row] if choice.path is Path.PEER and estimates.peers is not None else None
+        promised, room = self._promise(choice, estimates, now_s)
         return Send(
             request=request,
             row=choice.row,
             replica=replica.name,
             base_url=replica.base_url,
             path=choice.path,
+            source=None if peer is None else self.replicas[int(peer)].name,
             attempt=receipt.attempts,
             explain=receipt.summary() if request.explain else None,
             placement=Placement(
-                booking=self._ledger.place(request, choice.row, choice.path, estimates, now_s),
+                booking=booking,
                 receipt=receipt,
                 arrived_at_s=arrived_at_s,
                 tried=tried,
-                promised=self._promise(choice, estimates, now_s),
+                promised=promised,
+                room=room,
             ),
         )
 
-    def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> list[tuple[Link, float, float]]:
-        if choice.path is not Path.REMOTE:
-            return []
-        reused = estimates.reused_tokens[choice.row]
-        size = self._estimator.fetch_bytes(float(reused[COLUMN[Path.REMOTE]] - reused[COLUMN[Path.LOCAL]]))
-        promised = []
-        for link in self._estimator.stages[choice.row]:
-            link.promise(size, now_s)
-            promised.append((link, size, link.free_at_s))
-        return promised
+    def _book(self, request: RequestFacts, choice: Choice, estimates: Estimates, now_s: float) -> Booking:
+        reused = float(estimates.reused_tokens[COLUMN[choice.path], choice.row])
+        new_tokens = max(1.0, request.prompt_tokens - reused)
+        booking = self._ledger.place(
+            request,
+            choice,
+            estimates,
+            now_s,
+            own_work_s=self._estimator.work_s(choice.row, new_tokens, reused, self.view),
+            remaining_tokens=self.learning.remaining_tokens(request),
+        )
+        self.learning.placed(booking, choice, estimates, now_s)
+        return booking
 
-    def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates, around: Surroundings, now_s: float) -> None:
+    def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> tuple[list[Promise], Hold | None]:
+        """Put the fetch of `choice` on the links it crosses, from when it will start, and hold its room."""
+        moved = self._estimator.fetched_bytes(estimates, choice.path, choice.row)
+        starts_s = now_s
+        if self.view.disciplines[choice.row].in_turn:
+            starts_s += float(estimates.queue_s[choice.row])
+        table, space = self._estimator.routes.table, self._estimator.space
+        promised = [table.promise(stages, size, now_s=now_s, starts_s=starts_s) for stages, size in moved]
+        if space is None or not promised:
+            return promised, None
+        until_s = max(promise.ends_at_s for promise in promised)
+        return promised, space.hold(choice.row, sum(size for _, size in moved), until_s=until_s)
+
+    def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates, booking: Booking, now_s: float) -> None:
         """Write every possible candidate, the choice and what it rested on into the receipt."""
-        rows, columns = np.nonzero(estimates.possible)
+        columns, rows = np.nonzero(estimates.possible)
         numbers = zip(  # whole columns at once: element by element costs more than the estimate itself
-            rows.tolist(),
             columns.tolist(),
+            rows.tolist(),
             estimates.queue_s[rows].tolist(),
-            estimates.fetch_s[rows, columns].tolist(),
-            estimates.compute_s[rows, columns].tolist(),
-            estimates.first_token_s[rows, columns].tolist(),
-            estimates.reused_tokens[rows, COLUMN[Path.LOCAL]].tolist(),
-            estimates.reused_tokens[rows, columns].tolist(),
+            estimates.fetch_s[columns, rows].tolist(),
+            estimates.compute_s[columns, rows].tolist(),
+            estimates.first_token_s[columns, rows].tolist(),
+            estimates.expected_s[columns, rows].tolist(),
+            estimates.hit_probability[columns, rows].tolist(),
+            estimates.reused_tokens[COLUMN[Path.LOCAL], rows].tolist(),
+            estimates.reused_tokens[columns, rows].tolist(),
             estimates.pace_s[rows].tolist(),
-            estimates.queue_price_s[rows, columns].tolist(),
-            estimates.decode_price_s[rows, columns].tolist(),
+            estimates.queue_price_s[columns, rows].tolist(),
+            estimates.decode_price_s[columns, rows].tolist(),
             (now_s - self.view.sampled_at_s[rows]).tolist(),
+            self.view.samples[rows].tolist(),
             strict=True,
         )
         candidates: list[Candidate] = []
-        for row, column, queue, fetch, compute, first, local, reused, pace, queue_price, decode_price, age_s in numbers:
+        for (
+            column,
+            row,
+            queue,
+            fetch,
+            compute,
+            first,
+            mean,
+            hit,
+            local,
+            reused,
+            pace,
+            behind,
+            beside,
+            age_s,
+            n,
+        ) in numbers:
             path = PATHS[column]
             if row == choice.row and path is choice.path:
                 receipt.chosen = len(candidates)
@@ -385,14 +458,20 @@ class Dispatcher:
                     fetch_s=fetch,
                     compute_s=compute,
                     first_token_s=first,
+                    expected_s=mean,
+                    hit_probability=hit,
                     local_tokens=own,
                     fetched_tokens=int(reused) - own,
                     pace_s=pace,
-                    queue_price_s=queue_price,
-                    decode_price_s=decode_price,
+                    queue_price_s=behind,
+                    decode_price_s=beside,
                     signal_age_s=None if isnan(age_s) else age_s,
+                    calibration=self.learning.calibration_state(n),
                 )
             )
+        if receipt.chosen is not None:
+            self._note_chosen(candidates[receipt.chosen], booking, now_s)
+        around = estimates.around
         receipt.candidates = candidates
         receipt.reason = choice.reason.value
         receipt.probability = choice.probability
@@ -400,15 +479,26 @@ class Dispatcher:
         receipt.arrival_rps = around.arrival_rps
         receipt.mean_compute_s = around.mean_compute_s
 
+    def _note_chosen(self, chosen: Candidate, booking: Booking, now_s: float) -> None:
+        """What is worked out for the chosen candidate alone."""
+        chosen.first_token_p90_s, chosen.first_token_p99_s = booking.forecast.quantiles_s
+        chosen.evidence = self.learning.evidence_of(booking, now_s)
+        chosen.discipline = self.view.disciplines[booking.row].value if chosen.fetched_tokens else None
+
     # Endings
 
     def _end_booking(self, placement: Placement, now_s: float) -> None:
         booking = placement.booking
-        for link, size_bytes, ends_at_s in placement.promised:  # what has not crossed will not come any more
-            link.take_back(min(size_bytes, max(0.0, ends_at_s - now_s) * link.bytes_per_s))
-        self._learning.ended(booking, now_s)
+        for promise in placement.promised:  # what has not crossed will not come any more
+            self._estimator.routes.table.take_back(promise, now_s)
+        self._give_back(placement)
+        self.learning.ended(booking, now_s)
         self._ledger.release(booking, now_s)
         self._standing[booking.row].ended_at_s.append(now_s)
+
+    def _give_back(self, placement: Placement) -> None:
+        if placement.room is not None and self._estimator.space is not None:
+            self._estimator.space.give_back(placement.room)
 
     def _close(self, placement: Placement, outcome: Outcome, now_s: float) -> None:
         self._end_booking(placement, now_s)

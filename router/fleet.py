@@ -11,7 +11,10 @@ import msgspec
 
 from estimators.first_token import Discipline
 from estimators.hardware import CARDS, Card, Positive
-from estimators.shapes import Count, ModelShape
+from estimators.model_config import read_config
+from estimators.model_keys import ModelConfigError
+from estimators.shape_parts import Count
+from estimators.shapes import ModelShape
 from router.errors import ConfigError
 
 DEFAULT_STEP_TOKENS = 2048  # vLLM's default on most cards
@@ -42,30 +45,38 @@ class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class FetchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Section `fetch`: what a replica does about state that the store has and its memory lacks."""
+    """Section `fetch`: what a replica does about state that the store has and its memory lacks.
+
+    discipline : see `estimators.first_token`; None: the router starts from overlapped and learns it
+    limit_ms : patience of time_limited at a request's turn
+    prefetch_gib : room for fetches under way on one replica; None has no limit
+    """
 
     by: Literal["engine", "directed"] = "engine"
-    discipline_name: Literal[
-        "overlapped",
-        "serial",
-        "blocking",
-        "layerwise",
-        "layerwise_in_turn",
-        "best_effort",
-        "time_limited",
-        "two_ends",
-    ] = msgspec.field(name="discipline", default="overlapped")
+    discipline: Discipline | None = None
     minimum_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512  # a shorter gain is computed rather than fetched
     limit_ms: NotNegative = 100.0
     prefetch_gib: Positive | None = None
 
-    @property
-    def discipline(self) -> Discipline:
-        """The closest form the estimates have: what starts at the turn adds up, what starts on arrival overlaps."""
-        if self.discipline_name == "layerwise":
-            return Discipline.LAYERWISE
-        in_turn = self.discipline_name in ("serial", "blocking", "layerwise_in_turn")
-        return Discipline.SERIAL if in_turn else Discipline.OVERLAPPED
+
+class TierSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One tier of every replica: its size, and the link that its reads pass, one for each replica."""
+
+    capacity_gib: Positive
+    link: str
+
+
+class TiersSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `tiers`: where blocks go that HBM gives up. Reads from the disk pass the host's link too."""
+
+    host: TierSpec
+    disk: TierSpec | None = None
+
+
+class PeersSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `peers`: the link that leaves each replica, which its readers share."""
+
+    link: str
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,7 +100,10 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole fleet file. Of `engine` the router reads the token budget; `tiers`, `peers`, `models` are passed over."""
+    """A whole fleet file. Of `engine` the router reads the token budget; `models` are passed over.
+
+    Files are read with `load_fleet`: it knows `model: {config: path}` and cards that only change a known one.
+    """
 
     replicas: list[ReplicaSpec]
     model: ModelShape | None = None  # None: unknown, priced with a neutral shape
@@ -100,8 +114,8 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     block_tokens: Count | None = None  # None: as the engines report, else 16
     speed: Positive = 1.0
     engine: dict[str, Any] = {}
-    tiers: dict[str, Any] = {}
-    peers: dict[str, Any] = {}
+    tiers: TiersSpec | None = None
+    peers: PeersSpec | None = None
     models: dict[str, ModelShape] = {}
 
     @property
@@ -127,16 +141,57 @@ def load_fleet(path: Path) -> Fleet:
     ConfigError : the file cannot be read, a key is unknown, a value is out of range, or a name points nowhere.
     """
     try:
-        fleet = msgspec.yaml.decode(path.read_bytes(), type=Fleet)
+        fleet = msgspec.convert(completed(msgspec.yaml.decode(path.read_bytes()), path.parent), Fleet)
+        check_fleet(fleet)
     except OSError as exc:
         raise ConfigError(f"fleet file {path}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise ConfigError(f"fleet file {path}: {one_line(exc)}") from exc
-    try:
-        check_fleet(fleet)
     except ConfigError as exc:
         raise ConfigError(f"fleet file {path}: {exc}") from exc
     return fleet
+
+
+def completed(raw: Any, folder: Path) -> Any:
+    """A fleet file as decoded, with what it leaves to a config.json or to our own table of cards filled in.
+
+    What is not of the expected form stays as it is, for the check of types to name.
+    """
+    if not isinstance(raw, dict):
+        return raw
+    filled = dict(raw)
+    if "model" in raw:
+        filled["model"] = completed_model(raw["model"], folder)
+    if isinstance(raw.get("models"), dict):
+        filled["models"] = {name: completed_model(model, folder) for name, model in raw["models"].items()}
+    if isinstance(raw.get("cards"), dict):
+        filled["cards"] = {name: completed_card(name, card) for name, card in raw["cards"].items()}
+    return filled
+
+
+def completed_model(model: Any, folder: Path) -> Any:
+    """Section `model`; with `config`, the shape in that config.json (relative to `folder`), its own keys on top."""
+    if not isinstance(model, dict) or "config" not in model:
+        return model
+    own = {key: value for key, value in model.items() if key != "config"}
+    where = folder / str(model["config"])
+    try:
+        filled: dict[str, Any] = msgspec.to_builtins(read_config(where.read_bytes()))
+    except OSError as exc:
+        raise ConfigError(f"model.config {where}: {exc.strerror}") from exc
+    except ModelConfigError as exc:
+        raise ConfigError(f"model.config {where}: {exc}") from exc
+    for key in ("latent", "recurrent", "experts"):  # one key of such a section changes that key alone
+        if isinstance(own.get(key), dict) and isinstance(filled[key], dict):
+            own[key] = {**filled[key], **own[key]}
+    return {**filled, **own}
+
+
+def completed_card(name: str, card: Any) -> Any:
+    """One row of `cards`; what it leaves out is as in our own table, if that has a card of this name."""
+    if not isinstance(card, dict) or name not in CARDS:
+        return card
+    return {**msgspec.to_builtins(CARDS[name]), **card}
 
 
 def check_fleet(fleet: Fleet) -> None:
@@ -159,9 +214,19 @@ def check_fleet(fleet: Fleet) -> None:
             fleet.card(replica.card)
     if fleet.store is not None:
         check_address("store.events", fleet.store.events)
-        for role, link in (("network", fleet.store.network), ("host", fleet.store.host)):
-            if link not in fleet.links:
-                raise ConfigError(f"`store.{role}` names the link {link!r}, which `links` does not have")
+    for role, link in named_links(fleet):
+        if link not in fleet.links:
+            raise ConfigError(f"`{role}` names the link {link!r}, which `links` does not have")
+
+
+def named_links(fleet: Fleet) -> list[tuple[str, str]]:
+    """Every key of the file that names a link, and the name."""
+    store, tiers, peers = fleet.store, fleet.tiers, fleet.peers
+    named = [] if store is None else [("store.network", store.network), ("store.host", store.host)]
+    if tiers is not None:
+        named.append(("tiers.host.link", tiers.host.link))
+        named += [] if tiers.disk is None else [("tiers.disk.link", tiers.disk.link)]
+    return named if peers is None else [*named, ("peers.link", peers.link)]
 
 
 def check_address(what: str, address: str | None) -> None:

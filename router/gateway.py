@@ -7,6 +7,8 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -24,11 +26,13 @@ from router.errors import ConfigError, PortInUse
 from router.fleet import Fleet, ReplicaSpec
 from router.http.head import RequestHead
 from router.http.server import TrafficPort
+from router.learning import PrefixCounters
 from router.metrics import Metrics
 from router.receipts import Receipt, ReceiptWriter
 from router.signals.poller import LoadPoller
 from router.signals.prometheus_text import Load, load_of
 from router.sources import EventSources
+from router.state import load_state, save_state
 from router.views import Views
 
 log = logging.getLogger(__name__)
@@ -115,6 +119,7 @@ class Gateway:
             epoch_s=time.time() - self._clock(),
             block_tokens=await reported_block_tokens(self._session, self._fleet, self._config.load.timeout_s),
         )
+        self._take_over_state()
         self._sources = EventSources(self._fleet, self._core.directory, self._session, self._clock)
         self._closers.append(self._sources.stop)
         self._sources.follow_store()
@@ -191,11 +196,60 @@ class Gateway:
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)
 
+    # What was learned
+
+    def _take_over_state(self) -> None:
+        """Read what an earlier router learned, if it is to be kept, and keep writing what this one learns."""
+        path = self._config.state.path
+        if path is None:
+            return
+        try:
+            saved = load_state(Path(path))
+        except (OSError, ValueError) as exc:
+            raise ConfigError(f"state.path: {exc}") from exc
+        if saved is not None:
+            learning, age_s = self._core.dispatcher.learning, saved.age_s(time.time())
+            for sentence in learning.restore(saved.learned, now_s=self._clock(), age_s=age_s):
+                log.warning("%s", sentence)
+        saving = asyncio.get_running_loop().create_task(self._keep_saving(Path(path)), name="state")
+        self._closers.append(partial(self._save_last, Path(path), saving))
+
+    async def _keep_saving(self, path: Path) -> None:
+        while True:
+            await asyncio.sleep(self._config.state.every_s)
+            await self._save(path)
+
+    async def _save(self, path: Path) -> None:
+        """One write; a disk that is full or gone costs nothing but the state."""
+        learned = self._core.dispatcher.learning.state(self._clock())
+        try:
+            await asyncio.to_thread(save_state, path, learned, saved_at=time.time())
+        except OSError as exc:
+            log.warning("what was learned cannot be written to %s: %s", path, exc.strerror or exc)
+
+    async def _save_last(self, path: Path, saving: asyncio.Task[None]) -> None:
+        saving.cancel()
+        with suppress(asyncio.CancelledError):
+            await saving
+        await self._save(path)
+
     # What replicas report
 
     def _on_load(self, row: int, load: Load, sent_s: float, received_s: float) -> None:
-        self._core.dispatcher.load_reported(
-            row, running=load.running, waiting=load.waiting, sent_s=sent_s, now_s=received_s
+        dispatcher = self._core.dispatcher
+        if load.num_gpu_blocks and load.block_size:
+            dispatcher.capacity_reported(row, float(load.num_gpu_blocks * load.block_size))
+        counters = None
+        if load.prefix_queries is not None and load.prefix_hits is not None:
+            counters = PrefixCounters(load.prefix_queries, load.prefix_hits)
+        dispatcher.load_reported(
+            row,
+            running=load.running,
+            waiting=load.waiting,
+            sent_s=sent_s,
+            now_s=received_s,
+            kv_used_share=load.kv_usage,
+            prefix=counters,
         )
         self._notice_restart(row, load)
         expected = self._core.prompts.block_tokens
@@ -217,6 +271,8 @@ class Gateway:
             log.warning("%s was restarted: what it held is forgotten", self._fleet.replicas[row].name)
         if restarted or load.asleep:
             self._core.directory.clear(row)
+        if restarted:
+            self._core.dispatcher.learning.restarted(row)
 
     def _on_up(self, row: int, models: tuple[str, ...]) -> None:
         replica = self._fleet.replicas[row]

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from estimators.queueing import step_share_s, waiting_s
+from estimators.queueing import waiting_s
 from estimators.view import FleetView
 from router.receipts import Receipt
 
@@ -90,9 +90,9 @@ class Metrics:
         if receipt.cached_tokens is not None:
             self.reported_cached_tokens.inc(receipt.cached_tokens)
 
-    def show_fleet(self, view: FleetView, up: Callable[[int], bool], now_s: float) -> None:
+    def show_fleet(self, view: FleetView, up: Callable[[int], bool], step_tokens: int, now_s: float) -> None:
         """Copy the fleet view into gauges; called when somebody scrapes."""
-        waiting = waiting_s(view, step_share_s(view, 0.0))
+        waiting = waiting_s(view, step_tokens)
         for row, name in enumerate(view.names):
             self.booked.labels(name).set(int(view.booked[row]))
             head_s = max(0.0, float(view.head_ends_s[row]) - now_s)

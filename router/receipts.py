@@ -20,20 +20,30 @@ log = logging.getLogger(__name__)
 
 
 class Candidate(msgspec.Struct):
-    """One (replica, path) that was possible. Seconds from arrival; tokens of the prompt."""
+    """One (replica, path) that was possible. Seconds from the choice; tokens of the prompt.
+
+    Fields from `first_token_p90_s` on are worked out for the chosen candidate alone.
+    """
 
     replica: str
     path: str
     queue_s: float
     fetch_s: float
     compute_s: float
-    first_token_s: float
+    first_token_s: float  # if all believed blocks are there
+    expected_s: float  # mean first token, over where the blocks then really are
+    hit_probability: float  # that all believed blocks are there
     local_tokens: int  # reusable from the replica's own memory
     fetched_tokens: int  # to come from the store
     pace_s: float  # per output token
     queue_price_s: float  # delay caused to later requests; a policy weights it
     decode_price_s: float  # delay caused to running decodes; a policy weights it
     signal_age_s: float | None = None  # of the replica's load report; None: never seen
+    calibration: str = "uncalibrated"  # or "calibrated": whether the replica's times rest on observed first tokens
+    first_token_p90_s: float | None = None
+    first_token_p99_s: float | None = None
+    evidence: str | None = None  # what the hit probability rests on; None where nothing is reused
+    discipline: str | None = None  # what the replica is believed to do about the fetch; None without one
 
 
 class Receipt(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from estimators.queueing import step_share_s, waiting_s
+from estimators.queueing import waiting_s
 from router.assemble import Core
 from router.fleet import Fleet
 from router.http.server import TrafficPort
@@ -65,7 +65,7 @@ class Views:
         """Everything in Prometheus' text format, as of now."""
         metrics, dispatcher, now_s = self._metrics, self._core.dispatcher, self._clock()
         dispatcher.due(now_s)
-        metrics.show_fleet(dispatcher.view, dispatcher.is_up, now_s)
+        metrics.show_fleet(dispatcher.view, dispatcher.is_up, self._fleet.step_tokens, now_s)
         for tier, blocks in self._core.directory.stats().blocks.items():
             metrics.directory_blocks.labels(tier.value).set(blocks)
         for name, subscriber in self._subscribers.items():
@@ -78,7 +78,7 @@ class Views:
         """What the router believes of every replica and event source."""
         dispatcher, view, now_s = self._core.dispatcher, self._core.dispatcher.view, self._clock()
         dispatcher.due(now_s)
-        waiting = waiting_s(view, step_share_s(view, 0.0))
+        waiting = waiting_s(view, self._fleet.step_tokens)
         replicas = [
             {
                 "name": replica.name,
@@ -93,7 +93,12 @@ class Views:
                 "foreign_decoding": known(view.foreign_decoding[row]),
                 "signal_age_s": known(now_s - view.sampled_at_s[row]),
                 "coefficients": view.coefficients[row].tolist(),
+                "samples": int(view.samples[row]),
+                "calibration": dispatcher.learning.calibration_state(int(view.samples[row])),
                 "pace_scale": float(view.pace_scale[row]),
+                "discipline": view.disciplines[row].value,
+                "capacity_tokens": known(view.capacity_tokens[row]),
+                "kv_used_share": known(view.kv_used_share[row]),
             }
             for row, replica in enumerate(self._fleet.replicas)
         ]

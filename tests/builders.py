@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimators.estimates import Estimates, Estimator, Held, Surroundings
+from estimators.estimates import Doubt, Estimates, Estimator, Surroundings
 from estimators.first_token import Discipline
 from estimators.hardware import CARDS
-from estimators.links import Link
+from estimators.links import LinkTable
 from estimators.request import RequestFacts
 from estimators.roofline import rates_of
+from estimators.routes import Held, Routes
+from estimators.shape_costs import costs_of
 from estimators.shapes import QWEN3_8B
 from estimators.view import FleetView
 
@@ -17,7 +19,7 @@ MODEL = "Qwen/Qwen3-8B"
 GIB = 2.0**30
 
 
-def a_fleet(*cards: str, names: list[str] | None = None) -> FleetView:
+def a_fleet(*cards: str, names: list[str] | None = None, discipline: Discipline = Discipline.OVERLAPPED) -> FleetView:
     """A ready, idle fleet with these cards (two A100 when none is named), calibrated to the pure roofline."""
     cards = cards or ("A100", "A100")
     view = FleetView(
@@ -25,6 +27,7 @@ def a_fleet(*cards: str, names: list[str] | None = None) -> FleetView:
         rates=[rates_of(QWEN3_8B, CARDS[card]) for card in cards],
     )
     view.ready[:] = True
+    view.disciplines[:] = [discipline] * view.rows
     return view
 
 
@@ -37,23 +40,24 @@ def a_request(prompt_tokens: int = 8448, **changes: object) -> RequestFacts:
 def an_estimator(
     *,
     network_bytes_per_s: float | None = None,
-    discipline: Discipline = Discipline.OVERLAPPED,
     minimum_fetch_tokens: int = 1,
     rows: int = 2,
     engine_decides: bool = True,
+    doubt: Doubt | None = None,
 ) -> Estimator:
     """The model on its links: 10 ms look-up and the network, then PCIe at 25 GB/s; no store without a rate."""
-    stages: list[list[Link]] = []
+    routes = None
     if network_bytes_per_s is not None:
-        network = Link(network_bytes_per_s, start_s=0.010)
-        stages = [[network, Link(25e9)] for _ in range(rows)]
+        table = LinkTable(bytes_per_s=[network_bytes_per_s] + [25e9] * rows, look_up_s=[0.010] + [0.0] * rows)
+        routes = Routes(table=table, store=[[0, 1 + row] for row in range(rows)])
     return Estimator(
-        kv_bytes_per_token=QWEN3_8B.kv_bytes_per_token,
+        costs=costs_of(QWEN3_8B),
         layers=QWEN3_8B.layers,
-        stages=stages,
-        discipline=discipline,
+        rows=rows,
+        routes=routes,
         minimum_fetch_tokens=minimum_fetch_tokens,
         engine_decides=engine_decides,
+        doubt=doubt,
     )
 
 

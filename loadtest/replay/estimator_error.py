@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from estimators.estimates import Estimates, Estimator, Held, Surroundings
+from estimators.estimates import Estimates, Estimator, Surroundings
 from estimators.ranges import require
 from estimators.request import RequestFacts
+from estimators.routes import Held
 from estimators.view import FleetView
 
 
@@ -40,13 +41,13 @@ class WrongEstimator(Estimator):
         right = self._inner.estimate(request, held, view, around, now_s)
         draws = self._chance.standard_normal(view.rows)
         factor = np.exp(self._sigma * draws - 0.5 * self._sigma**2)
-        by_path = factor[:, None]
         return replace(
             right,
             queue_s=right.queue_s * factor,
-            fetch_s=right.fetch_s * by_path,
-            ready_s=right.ready_s * by_path,
-            compute_s=right.compute_s * by_path,
-            features=right.features * by_path[:, :, None],
-            first_token_s=right.first_token_s * by_path,
+            fetch_s=right.fetch_s * factor,
+            ready_s=right.ready_s * factor,
+            prefill_s=right.prefill_s * factor,
+            compute_s=right.compute_s * factor,
+            first_token_s=right.first_token_s * factor,
+            stored_s=right.stored_s * factor,
         )

@@ -36,7 +36,7 @@ from router.actions import Ended, Send
 from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
 from router.identity import Identity, chain
-from router.receipts import Candidate, Receipt
+from router.receipts import Receipt
 from router.signals.wire import Batch
 from sim_backends import directives, event_wire
 from sim_backends.directives import Directive
@@ -196,7 +196,12 @@ class Replay:
             for row, engine in enumerate(self._world.engines):
                 if row not in self._starting:
                     self._core.dispatcher.load_reported(
-                        row, running=engine.running, waiting=engine.waiting, sent_s=now_s, now_s=now_s
+                        row,
+                        running=engine.running,
+                        waiting=engine.waiting,
+                        sent_s=now_s,
+                        now_s=now_s,
+                        kv_used_share=engine.cache.used_share,
                     )
             # While nothing happens all reports say the same: the last one is as good as all, however many they are.
             self._next_report = max(self._next_report + 1, floor(self._quiet_until_s(until_s) / period_s))
@@ -220,6 +225,9 @@ class Replay:
             if self._world.engines[row].lifecycle.state is State.READY:
                 self._starting.remove(row)
                 self._core.dispatcher.replica_up(row, frozenset({self._fleets.model}))
+                self._core.dispatcher.capacity_reported(
+                    row, float(self._world.engines[row].cache.size * self._engine_tokens)
+                )
                 self._core.directory.add_source(row, self._fleets.model)
 
     def _token(self, output: Output) -> None:
@@ -239,9 +247,9 @@ class Replay:
         result, index = self._result, int(receipt.request_id.rpartition("-")[2])
         choice = receipt.choice
         if choice is not None:
-            result.predicted_s[index] = choice.first_token_s
-            result.predicted_p90_s[index] = quantile_of(choice, "first_token_p90_s")
-            result.predicted_p99_s[index] = quantile_of(choice, "first_token_p99_s")
+            result.predicted_s[index] = choice.expected_s
+            result.predicted_p90_s[index] = known(choice.first_token_p90_s)
+            result.predicted_p99_s[index] = known(choice.first_token_p99_s)
             result.local_tokens[index] = choice.local_tokens
             result.fetched_tokens[index] = choice.fetched_tokens
             result.path[index] = COLUMN[Path(choice.path)]
@@ -267,17 +275,18 @@ class Replay:
         )
 
 
-def quantile_of(choice: Candidate, field_name: str) -> float:
-    """A quantile of the first token as the receipt has it; NaN where its estimator gives none."""
-    value: float | None = getattr(choice, field_name, None)
+def known(value: float | None) -> float:
+    """A number as columns hold it: unknown is NaN."""
     return nan if value is None else value
 
 
 def direction(sent: Send) -> dict[str, Any]:
-    """What a directed engine is told: to read the store only when the choice was to fetch from it.
+    """What a directed engine is told: to read the store, or a peer, only when the choice was to fetch from there.
 
-    A replica's own memory is always used, so `recompute` and `local` are told alike.
+    A replica's own memory and tiers are always used, so the other paths are told alike.
     """
+    if sent.path is Path.PEER:
+        return {"directive": Directive(directives.Path.PEER, source=sent.source)}
     remote = sent.path is Path.REMOTE
     return {"directive": Directive(directives.Path.REMOTE if remote else directives.Path.LOCAL)}
 

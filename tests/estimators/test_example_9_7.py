@@ -23,7 +23,7 @@ def routes(network_bytes_per_s: float | None) -> Estimates:
 
 
 def first_token_ms(estimates: Estimates, row: int, path: Path) -> float:
-    return float(estimates.first_token_s[row, COLUMN[path]]) * 1000
+    return float(estimates.first_token_s[COLUMN[path], row]) * 1000
 
 
 def test_a_hits_its_own_memory_in_281_ms() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from estimators.estimates import Estimates, Estimator, Held
+from estimators.estimates import Estimates, Estimator
 from estimators.request import RequestFacts
+from estimators.routes import Held
 from estimators.view import FleetView
 from loadtest.replay.estimator_error import WrongEstimator
 from loadtest.replay.fleets import of_file
@@ -42,16 +43,16 @@ def test_each_replica_is_wrong_by_one_factor_for_all_its_times_and_paths() -> No
     inner, view = an_estimator()
     right, wrong = inner.estimate(REQUEST, HELD, view, CONTEXT, 0.0), asked(0.3)[0]
     factors = wrong.first_token_s / right.first_token_s
-    assert len(set(factors[:, 0])) == 4
+    assert len(set(factors[0])) == 4
     for row in range(4):
-        assert factors[row] == pytest.approx(factors[row, 0])
-        assert wrong.compute_s[row] == pytest.approx(right.compute_s[row] * factors[row, 0])
-        assert wrong.fetch_s[row] == pytest.approx(right.fetch_s[row] * factors[row, 0])
+        assert factors[:, row] == pytest.approx(factors[0, row])
+        assert wrong.compute_s[:, row] == pytest.approx(right.compute_s[:, row] * factors[0, row])
+        assert wrong.fetch_s[:, row] == pytest.approx(right.fetch_s[:, row] * factors[0, row])
 
 
 def test_errors_have_mean_one_and_the_stated_spread() -> None:
-    exact_s = asked(0.0)[0].compute_s[:, 0]
-    factors = np.array([one.compute_s[:, 0] / exact_s for one in asked(0.2, times=4000)]).ravel()
+    exact_s = asked(0.0)[0].compute_s[0]
+    factors = np.array([one.compute_s[0] / exact_s for one in asked(0.2, times=4000)]).ravel()
     assert factors.mean() == pytest.approx(1.0, abs=0.01)  # 16,000 draws: two standard errors are 0.003
     assert factors.std() == pytest.approx(0.2, abs=0.01)
 
@@ -64,8 +65,8 @@ def test_the_same_seed_is_wrong_in_the_same_way() -> None:
 def test_what_is_not_estimated_is_the_inner_ones() -> None:
     inner, _view = an_estimator()
     wrong = WrongEstimator(inner, share=0.2, chance=np.random.default_rng(0))
-    assert wrong.stages is inner.stages
-    assert wrong.fetch_bytes(10) == inner.fetch_bytes(10)
+    assert wrong.routes is inner.routes
+    assert wrong.step_tokens == inner.step_tokens
 
 
 def test_a_negative_error_is_refused() -> None:

@@ -120,7 +120,7 @@ def test_without_bounds_nothing_is_held_against_them(tmp_path: Path, capsys: pyt
     assert main([*SMALL, "--load", "0.8", "--policy", "e2e", "--json", str(out)]) == 0
     (rule,) = numbers(out)
     assert (rule["central_ratio"], rule["bound_s"], rule["bound_ratio"]) == (None, None, None)
-    assert "over" not in capsys.readouterr().out.replace("over mean", "")
+    assert " over " not in capsys.readouterr().out.replace("over mean", "")
 
 
 def test_variants_of_one_rule_are_played_side_by_side_under_names_that_tell_them_apart(tmp_path: Path) -> None:

@@ -2,87 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from estimators.estimates import Held
 from policies.base import Choice
-from policies.least_request import LeastRequest
 from policies.round_robin import RoundRobin
-from router.actions import Action, Cause, Ended, Refuse, Send
-from router.bookings import Booking
-from router.dispatch import FIRST_REST_S, Dispatcher, Placement, Replica
+from router.actions import Cause
+from router.dispatch import FIRST_REST_S
 from router.plugins import build_policy
-from router.receipts import Receipt
-from tests.builders import MODEL, NoHoldings, a_fleet, a_request, an_estimator, held
-
-
-class Bench:
-    """A dispatcher with its receipts, all replicas up."""
-
-    def __init__(
-        self,
-        *cards: str,
-        policy: str = "ttft",
-        where: Held | None = None,
-        network_bytes_per_s: float | None = None,
-        say_models: int | None = None,
-        **changes: Any,
-    ) -> None:
-        self.view = a_fleet(*cards)
-        self.view.ready[:] = False
-        self.receipts: list[Receipt] = []
-        rows = self.view.rows
-        self.dispatcher = Dispatcher(
-            replicas=[Replica(name, f"http://{name}:8000") for name in self.view.names],
-            view=self.view,
-            holdings=NoHoldings(where or held([0] * rows)),
-            estimator=an_estimator(rows=rows, network_bytes_per_s=network_bytes_per_s),
-            policy=build_policy(policy, {}, seed=1),
-            policy_name=policy,
-            by_load=LeastRequest(np.random.default_rng(1)),
-            on_receipt=self.receipts.append,
-            epoch_s=1000.0,
-            **changes,
-        )
-        for row in range(rows if say_models is None else say_models):
-            self.dispatcher.replica_up(row, frozenset({MODEL}))
-
-    def send(self, now_s: float = 0.0, **changes: Any) -> Send:
-        return only_send(self.dispatcher.arrived(a_request(**changes), now_s))
-
-    def report(self, row: int, *, running: float | None, waiting: float | None, sent_s: float) -> None:
-        self.dispatcher.load_reported(row, running=running, waiting=waiting, sent_s=sent_s, now_s=sent_s + 0.1)
-
-    def finish(self, sent: Send, now_s: float, **changes: Any) -> None:
-        ended = Ended(**{"status": 200, "output_tokens": 100, **changes})
-        assert self.dispatcher.finished(sent, ended, now_s) == []
-
-
-def only_send(actions: list[Action]) -> Send:
-    (action,) = actions
-    assert isinstance(action, Send), action
-    return action
-
-
-def only_refusal(actions: list[Action]) -> Refuse:
-    (action,) = actions
-    assert isinstance(action, Refuse), action
-    return action
-
-
-def booking_of(sent: Send) -> Booking:
-    assert isinstance(sent.placement, Placement)
-    return sent.placement.booking
-
-
-def nothing_is_left(bench: Bench) -> bool:
-    view = bench.view
-    columns = (view.booked, view.waiting_work, view.waiting_tokens, view.decode_batch, view.decode_context_tokens)
-    return all(np.all(np.abs(column) < 1e-9) for column in columns) and bool(np.all(view.head_ends_s == -np.inf))
-
+from tests.builders import MODEL, a_request, held
+from tests.router.dispatch_bench import (
+    Bench,
+    nothing_is_left,
+    only_refusal,
+    only_send,
+)
 
 # Choice and bookings
 
@@ -328,28 +262,6 @@ def test_odd_usage_never_costs_the_booking(odd: dict[str, int], exact: bool) -> 
     assert np.isfinite(bench.view.coefficients).all()
 
 
-def test_promises_taken_back_leave_those_of_others() -> None:
-    """Two fetches of equal size; the first is cancelled when half of it has crossed: that half stays crossed."""
-    bench = Bench("A100", "A100", where=held([0, 0], 512), network_bytes_per_s=1e9)
-    link = bench.dispatcher._estimator.stages[0][0]
-    first = bench.send(0.0, request_id="a", prompt_tokens=8448)
-    size_s = link.free_at_s
-    bench.send(0.0, request_id="b", prompt_tokens=8448)
-    assert link.free_at_s == pytest.approx(2 * size_s)
-    bench.dispatcher.cancelled(first, size_s / 2)
-    assert link.free_at_s == pytest.approx(1.5 * size_s)
-
-
-def test_aliases_and_adapters_of_one_model_share_its_traffic() -> None:
-    bench = Bench("A100")
-    bench.dispatcher.replica_up(0, frozenset({MODEL, "alias", "lora"}))
-    for index in range(150):
-        name = (MODEL, "alias", "lora")[index % 3]
-        sent = bench.send(0.1 * index, request_id=f"r-{index}", model=name, base_model=MODEL)
-        bench.finish(sent, 0.1 * index)
-    assert bench.receipts[-1].arrival_rps == pytest.approx(10.0, rel=0.15)
-
-
 def test_the_only_replica_is_used_even_while_it_rests() -> None:
     bench = Bench("A100")
     only_refusal(bench.dispatcher.failed(bench.send(0.0), Cause.CONNECT, 0.0))
@@ -411,105 +323,6 @@ def test_a_policy_that_raises_leaves_a_receipt_and_no_booking() -> None:
     assert nothing_is_left(bench)
 
 
-# What the price and the links see
-
-
-def test_sixteen_fetches_in_one_second_wait_for_each_other() -> None:
-    bench = Bench("A100", "A100", where=held([0, 0], 512), network_bytes_per_s=25e9)
-    waits_s = []
-    for index in range(16):
-        sent = bench.send(0.0, request_id=f"r-{index}", prompt_tokens=8448)
-        bench.finish(sent, 0.0)
-        assert bench.receipts[-1].choice is not None
-        waits_s.append(bench.receipts[-1].choice.fetch_s)
-    assert waits_s[0] == pytest.approx(0.010 + 2 * 0.0483, abs=1e-3)
-    assert waits_s == [waits_s[0]] * 16  # each ended at once, so its promise was taken back
-
-    bench = Bench("A100", "A100", where=held([0, 0], 512), network_bytes_per_s=25e9)
-    for index in range(16):
-        bench.send(0.0, request_id=f"r-{index}", prompt_tokens=8448)
-    bench.finish(bench.send(0.0, request_id="last", prompt_tokens=8448), 5.0)
-    assert bench.receipts[-1].choice is not None
-    assert bench.receipts[-1].choice.fetch_s > 16 * 0.048
-
-
-def test_the_price_of_work_is_fed_by_traffic_at_one_replica() -> None:
-    bench = Bench("A100", "A100", policy="e2e")
-    for index in range(200):
-        sent = bench.send(0.1 * index, request_id=f"r-{index}")
-        bench.dispatcher.first_token(sent, 0.1 * index + 0.05)
-        bench.finish(sent, 0.1 * index + 0.06)
-    receipt = bench.receipts[-1]
-    assert receipt.arrival_rps == pytest.approx(5.0, rel=0.15)  # ten a second over two replicas
-    assert receipt.mean_compute_s is not None
-    assert receipt.mean_compute_s > 0
-    assert receipt.choice is not None
-    assert receipt.choice.queue_price_s > 0
-
-
-def test_two_models_do_not_share_their_traffic() -> None:
-    bench = Bench("A100", "A100")
-    bench.dispatcher.replica_up(1, frozenset({"other"}))
-    for index in range(100):
-        bench.finish(bench.send(0.1 * index, request_id=f"r-{index}"), 0.1 * index)
-    bench.finish(bench.send(10.0, request_id="o", model="other"), 10.1)
-    assert bench.receipts[-1].arrival_rps == 0.0
-    assert bench.receipts[-2].arrival_rps == pytest.approx(10.0, rel=0.15)
-
-
-def test_the_pace_is_learned_from_answers_and_used_in_the_next_estimate() -> None:
-    bench = Bench("A100")
-    ideal_s = float(bench.view.weights_s[0])
-    for index in range(40):
-        sent = bench.send(10.0 * index, request_id=f"r-{index}", prompt_tokens=16)
-        bench.dispatcher.first_token(sent, 10.0 * index + 0.01)
-        bench.finish(sent, 10.0 * index + 0.01 + 99 * 4 * ideal_s)
-    first, last = bench.receipts[0].choice, bench.receipts[-1].choice
-    assert first is not None
-    assert last is not None
-    assert last.pace_s == pytest.approx(4 * first.pace_s, rel=0.2)
-
-
-def test_streams_without_usage_teach_length_and_pace_by_their_events() -> None:
-    bench = Bench("A100")
-    for index in range(200):
-        sent = bench.send(float(index), request_id=f"r-{index}")
-        bench.dispatcher.first_token(sent, index + 0.5)
-        bench.finish(sent, index + 0.9, output_tokens=None, events=30)
-    assert booking_of(bench.send(999.0)).output_tokens == pytest.approx(30, rel=0.3)
-    assert bench.view.pace_scale[0] != 1.0
-
-
-def test_a_text_prompt_teaches_only_when_the_engine_says_what_it_reused() -> None:
-    bench = Bench("A100")
-    for index in range(20):
-        sent = bench.send(10.0 * index, request_id=f"r-{index}", prompt_exact=False, prompt_characters=9000)
-        bench.dispatcher.first_token(sent, 10.0 * index + 3.0)
-        bench.finish(sent, 10.0 * index + 5.0, prompt_tokens=2000)
-    assert np.array_equal(bench.view.coefficients[0], [1.0, 1.0, 0.0, 0.0])
-    for index in range(40):
-        sent = bench.send(500 + 10.0 * index, request_id=f"s-{index}", prompt_exact=False, prompt_characters=9000)
-        bench.dispatcher.first_token(sent, 500 + 10.0 * index + 0.4)
-        bench.finish(sent, 500 + 10.0 * index + 5.0, prompt_tokens=2000, cached_tokens=0)
-    work_s = float(
-        bench.dispatcher._estimator.features_at(0, new_tokens=2000, cached_tokens=0, view=bench.view)
-        @ bench.view.coefficients[0]
-    )
-    assert work_s == pytest.approx(0.4, rel=0.1)
-
-
-def test_hits_the_router_did_not_know_of_are_not_taken_for_a_faster_gpu() -> None:
-    """The engine reuses 90 % and says so; the replica computes the rest exactly at the roofline."""
-    bench = Bench("A100")
-    rates = bench.dispatcher._estimator
-    for index in range(60):
-        sent = bench.send(10.0 * index, request_id=f"r-{index}", prompt_tokens=8000)
-        took_s = float(rates.features_at(0, new_tokens=800, cached_tokens=7200, view=bench.view)[:2].sum())
-        bench.dispatcher.first_token(sent, 10.0 * index + took_s)
-        bench.finish(sent, 10.0 * index + 5.0, cached_tokens=7200)
-    assert bench.view.coefficients[0, 0] == pytest.approx(1.0, abs=0.1)
-
-
 def test_a_replica_that_refused_a_connection_rests_and_then_gets_requests_again() -> None:
     bench = Bench("A100", "A100")
     failed = bench.send(0.0)
@@ -526,67 +339,6 @@ def test_an_answer_that_depends_on_the_request_is_neutral_for_the_replica() -> N
         bench.finish(bench.send(float(index), request_id=f"r-{index}"), index + 0.1, status=400, output_tokens=None)
     assert bench.send(60.0, request_id="valid").row == 0
     assert {receipt.outcome for receipt in bench.receipts} == {"client_error"}
-
-
-# Learning
-
-
-def test_first_tokens_teach_how_fast_a_replica_really_is() -> None:
-    """The replica takes 1.5 times what the roofline says; after some requests the estimate follows."""
-    bench = Bench("A100")
-    now_s = 0.0
-    for index in range(60):
-        sent = bench.send(now_s, request_id=f"r-{index}", prompt_tokens=2000 + 211 * (index % 17))
-        roofline_s = float(booking_of(sent).features[:2].sum())
-        bench.dispatcher.first_token(sent, now_s + 1.5 * roofline_s)
-        now_s += 1.5 * roofline_s + 1.0
-        bench.finish(sent, now_s)
-    errors = [
-        abs(receipt.choice.first_token_s - receipt.first_token_s) / receipt.first_token_s
-        for receipt in bench.receipts[-20:]
-        if receipt.choice is not None and receipt.first_token_s is not None
-    ]
-    assert np.median(errors) < 0.05
-
-
-def test_output_lengths_are_learned_from_usage() -> None:
-    bench = Bench("A100")
-    for index in range(300):
-        bench.finish(bench.send(float(index), request_id=f"r-{index}"), index + 0.9, output_tokens=20)
-    booking = booking_of(bench.send(999.0))
-    assert booking.output_tokens == pytest.approx(20, rel=0.2)
-
-
-def test_load_of_others_is_what_a_replica_reports_beyond_our_own_bookings() -> None:
-    bench = Bench("A100", "A100")
-    on_first = sum(bench.send(0.0, request_id=f"r-{i}").row == 0 for i in range(4))
-    bench.report(0, running=5.0, waiting=2.0 + on_first, sent_s=0.5)
-    assert (bench.view.foreign_waiting[0], bench.view.foreign_decoding[0]) == (2, 5)
-    assert bench.view.sampled_at_s[0] == 0.6
-
-
-def test_our_own_request_that_ended_during_a_poll_is_not_taken_for_foreign() -> None:
-    bench = Bench("A100")
-    bench.finish(bench.send(0.0), 1.05)
-    bench.report(0, running=1.0, waiting=0.0, sent_s=1.0)
-    assert bench.view.foreign_waiting[0] + bench.view.foreign_decoding[0] == 0
-
-
-def test_a_report_that_stops_coming_keeps_its_value_and_shows_its_age() -> None:
-    bench = Bench("A100", "A100")
-    bench.report(0, running=9.0, waiting=9.0, sent_s=0.5)
-    bench.finish(bench.send(60.0), 61.0)
-    assert bench.view.foreign_waiting[0] == 9
-    assert bench.receipts[0].candidates[0].signal_age_s == pytest.approx(59.4)
-
-
-def test_a_report_without_numbers_is_unknown_and_not_an_idle_replica() -> None:
-    bench = Bench("A100")
-    bench.report(0, running=2.0, waiting=None, sent_s=0.0)
-    assert np.isnan(bench.view.foreign_waiting[0])
-    bench.finish(bench.send(0.2), 1.0)
-    assert bench.receipts[0].choice is not None
-    assert bench.receipts[0].choice.signal_age_s is None
 
 
 # Receipts

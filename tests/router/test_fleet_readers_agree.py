@@ -9,6 +9,7 @@ import pytest
 
 from estimators.first_token import Discipline
 from estimators.roofline import rates_of
+from router.errors import ConfigError
 from router.fleet import Fleet, check_fleet, load_fleet
 from sim_backends import fleet as simulated
 from sim_backends.disciplines import DISCIPLINES
@@ -68,7 +69,8 @@ def test_both_readers_take_every_section_and_every_discipline(discipline: str) -
     check_fleet(ours)
     theirs = simulated.parse(text, source="f.yaml")
     assert theirs.fetch is not None
-    assert (ours.fetch.by, ours.fetch.discipline_name) == (theirs.fetch.by, theirs.fetch.discipline)
+    assert ours.fetch.discipline is not None
+    assert (ours.fetch.by, ours.fetch.discipline.value) == (theirs.fetch.by, theirs.fetch.discipline)
     assert (ours.fetch.limit_ms, ours.fetch.prefetch_gib) == (theirs.fetch.limit_ms, theirs.fetch.prefetch_gib)
     for mine, other in zip(ours.replicas, theirs.replicas, strict=True):
         assert (mine.model, mine.role, mine.ranks, mine.start_s) == (
@@ -80,25 +82,61 @@ def test_both_readers_take_every_section_and_every_discipline(discipline: str) -
     assert ours.models["small"].kv_bytes_per_token == theirs.model_of(theirs.replicas[0]).kv_bytes_per_token
 
 
+def test_both_read_the_same_tiers_peers_and_links() -> None:
+    text = EVERYTHING.replace("DISCIPLINE", "serial")
+    ours, theirs = msgspec.yaml.decode(text, type=Fleet), simulated.parse(text, source="f.yaml")
+    assert msgspec.to_builtins(ours.tiers) == msgspec.to_builtins(theirs.tiers)
+    assert msgspec.to_builtins(ours.peers) == msgspec.to_builtins(theirs.peers)
+    assert msgspec.to_builtins(ours.links) == msgspec.to_builtins(theirs.links)
+
+
 @pytest.mark.parametrize(
-    ("named", "estimated"),
+    ("good", "bad", "named"),
     [
-        ("overlapped", Discipline.OVERLAPPED),
-        ("best_effort", Discipline.OVERLAPPED),
-        ("layerwise", Discipline.LAYERWISE),
-        ("serial", Discipline.SERIAL),
-        ("blocking", Discipline.SERIAL),
+        ("network: store", "network: nowhere", r"store\.network"),
+        ("host: pcie}", "host: nowhere}", r"store\.host"),
+        ("link: pcie}", "link: nowhere}", r"tiers\.host\.link"),
+        ("link: ssd}", "link: nowhere}", r"tiers\.disk\.link"),
+        ("link: nic}", "link: nowhere}", r"peers\.link"),
     ],
 )
-def test_the_router_estimates_a_discipline_by_its_closest_form(named: str, estimated: Discipline) -> None:
-    ours = msgspec.yaml.decode(EVERYTHING.replace("DISCIPLINE", named), type=Fleet)
-    assert ours.fetch.discipline is estimated
+def test_both_refuse_a_link_that_is_not_there_and_name_its_key(good: str, bad: str, named: str) -> None:
+    text = EVERYTHING.replace("DISCIPLINE", "serial").replace(good, bad)
+    with pytest.raises(ConfigError, match=named):
+        check_fleet(msgspec.yaml.decode(text, type=Fleet))
+    with pytest.raises(simulated.BadFleet, match=named):
+        simulated.parse(text, source="f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("disk: {capacity_gib: 40, link: ssd}", "disk: {link: ssd}"),
+        ("peers: {link: nic}", "peers: {}"),
+        ("peers: {link: nic}", "peers: {link: nic, rate: 3}"),
+        ("host: {capacity_gib: 4, link: pcie}", "host: {capacity_gib: 0, link: pcie}"),
+        ("by: directed", "by: chance"),
+        ("prefetch_gib: 2", "prefetch_gib: 0"),
+        ("discipline: DISCIPLINE", "discipline: sometimes"),
+    ],
+)
+def test_both_refuse_a_section_that_is_not_whole_or_out_of_range(good: str, bad: str) -> None:
+    assert good in EVERYTHING
+    text = EVERYTHING.replace(good, bad).replace("DISCIPLINE", "serial")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.yaml.decode(text, type=Fleet)
+    with pytest.raises(simulated.BadFleet):
+        simulated.parse(text, source="f.yaml")
+
+
+def test_both_know_the_same_disciplines() -> None:
+    assert {discipline.value for discipline in Discipline} == set(DISCIPLINES)
 
 
 def test_a_written_fleet_with_every_section_is_read_by_the_router(tmp_path: Path) -> None:
     simulated.write(simulated.parse(EVERYTHING.replace("DISCIPLINE", "two_ends"), source="f"), tmp_path / "f.yaml")
     fleet = load_fleet(tmp_path / "f.yaml")
-    assert (fleet.replicas[0].ranks, fleet.fetch.discipline_name) == (2, "two_ends")
+    assert (fleet.replicas[0].ranks, fleet.fetch.discipline) == (2, Discipline.TWO_ENDS)
 
 
 def test_a_minimal_file_has_the_same_defaults_for_both(tmp_path: Path) -> None:
@@ -114,7 +152,7 @@ replicas: [{name: a, card: X}]
     assert ours.speed == theirs.speed
     assert theirs.fetch is not None
     assert ours.fetch.minimum_tokens == theirs.fetch.minimum_tokens
-    assert ours.fetch.discipline_name == theirs.fetch.discipline
+    assert ours.fetch.discipline is None, "the router learns it where the file is silent"
     assert ours.step_tokens == (theirs.engine or simulated.Engine()).token_budget
     assert ours.model is not None
     assert ours.model.value_bytes == theirs.model.value_bytes

@@ -20,6 +20,8 @@ def a_receipt(index: int = 0, **changes: Any) -> Receipt:
         fetch_s=0.0,
         compute_s=0.1,
         first_token_s=0.3,
+        expected_s=0.34,
+        hit_probability=0.9,
         local_tokens=64,
         fetched_tokens=0,
         pace_s=0.01,
@@ -64,6 +66,22 @@ def test_every_line_says_its_schema_version(tmp_path: Path) -> None:
     writer.write(a_receipt())
     writer.close()
     assert json.loads(path.read_text())["schema"] == 1
+
+
+def test_what_was_worked_out_for_the_chosen_candidate_survives_the_file_and_the_rest_is_null(tmp_path: Path) -> None:
+    receipt = a_receipt()
+    other, chosen = receipt.candidates[0], msgspec.structs.replace(receipt.candidates[0], replica="b")
+    chosen.first_token_p90_s, chosen.first_token_p99_s = 0.5, 0.9
+    chosen.evidence, chosen.discipline, chosen.calibration = "reported", "serial", "calibrated"
+    receipt.candidates, receipt.chosen = [other, chosen], 1
+    path = tmp_path / "receipts.jsonl"
+    writer = ReceiptWriter(path)
+    writer.write(receipt)
+    writer.close()
+    assert msgspec.json.decode(path.read_bytes(), type=Receipt).choice == chosen
+    line = json.loads(path.read_text())["candidates"][0]
+    assert [line[name] for name in ("first_token_p90_s", "first_token_p99_s", "evidence", "discipline")] == [None] * 4
+    assert line["calibration"] == "uncalibrated"
 
 
 def test_a_second_run_appends(tmp_path: Path) -> None:
@@ -123,6 +141,12 @@ def test_the_summary_names_policy_reason_and_choice() -> None:
     summary = json.loads(a_receipt().summary())
     assert (summary["policy"], summary["reason"], summary["candidates"]) == ("e2e", "lowest_estimate", 1)
     assert summary["chosen"]["replica"] == "a"
+    assert (summary["chosen"]["hit_probability"], summary["chosen"]["expected_s"]) == (0.9, 0.34)
+
+
+def test_the_summary_of_a_request_that_was_refused_has_no_choice() -> None:
+    summary = json.loads(a_receipt(candidates=[], chosen=None, reason=None).summary())
+    assert (summary["candidates"], summary["chosen"]) == (0, None)
 
 
 def test_metrics_count_each_receipt_once_by_outcome_path_and_source() -> None:

@@ -1,0 +1,215 @@
+"""The grids of `estimates.py` for a few replicas: one after another, in plain numbers.
+
+Model     that of `estimates.py`, `queueing.py` and `prefill_features.py`. An operation on arrays costs as much for a
+          handful of elements as for a hundred, and ten times as much as one on two numbers. So here everything has a
+          local name, and functions are few and long: a call or an attribute costs as much as a line of sums
+Valid     replicas without tiers of their own, that fetch while the request queues
+Blind to  as there
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf, isnan
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from estimators.queueing import OVERDUE_SHARE
+from estimators.routes import Routes
+from estimators.shape_costs import ShapeCosts
+from estimators.view import FleetView
+
+if TYPE_CHECKING:
+    from estimators.estimates import Surroundings
+
+MOST_ROWS = 12  # beyond, arrays are cheaper
+
+# What is worked out for each replica: first of itself, then of each path, local, recompute, remote and peer.
+BY_ROW = ("queue_s", "pace_s", "step_growth_s", "decoding", "remaining_tokens", "stored_s")
+BY_PATH = ("possible", "reused", "fetch_s", "prefill_s", "first_token_s", "hit_probability", "stored_probability")
+PATHS = 4
+
+Numbers = tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request, and where its prompt's state is.
+
+    prompt : tokens, >= 1
+    hbm : reusable tokens on each replica, < prompt; store : in the store, < prompt
+    peers : replica each one would read from; None without peers
+    in_hbm, in_store : probability that a copy is there, for each replica; None: they are
+    """
+
+    prompt: float
+    hbm: list[float]
+    store: float
+    peers: list[int] | None
+    in_hbm: list[float] | None
+    in_store: list[float] | None
+    now_s: float
+
+
+class FewReplicas:
+    """What does not change from one request to the next; the arguments are those of `Estimator`."""
+
+    def __init__(
+        self, *, costs: ShapeCosts, routes: Routes, step_tokens: int, minimum_fetch_tokens: int, engine_decides: bool
+    ) -> None:
+        self._costs = costs
+        self._bytes_per_token = 0.0 if costs.size.window_bytes or costs.size.state_bytes else costs.size.full_bytes
+        self._table = routes.table
+        self._from_store = [list(route) for route in routes.store]
+        self._from_peer = [[link] for link in routes.egress]
+        self._step_tokens = float(step_tokens)
+        self._minimum_fetch_tokens = minimum_fetch_tokens
+        self._engine_decides = engine_decides
+
+    def numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> npt.NDArray[np.float64]:
+        """All of `BY_ROW`, then each of `BY_PATH` for all `PATHS`, shape (numbers, rows)."""
+        ready = view.ready.tolist()
+        waiting = known(view.foreign_waiting.tolist(), ready)
+        decoding = known(view.foreign_decoding.tolist(), ready)
+        numbers: list[float] = []
+        for number, row in enumerate(view.table.T.tolist()):
+            own, work_s = self._of_row(number, asked, row, around, waiting[number], decoding[number])
+            stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s)
+            numbers += own
+            numbers.append(stored_s)
+            numbers += by_path
+        return np.frombuffer(array("d", numbers)).reshape(view.rows, -1).T.copy()
+
+    def _of_row(
+        self,
+        number: int,
+        asked: Asked,
+        row: list[float],
+        around: Surroundings,
+        foreign_waiting: float,
+        foreign_decoding: float,
+    ) -> tuple[Numbers, list[float]]:
+        """`BY_ROW` but the last, and C of the prompt with what HBM, nothing, the store and the peer have of it."""
+        # fmt: off
+        (
+            token_s, pair_s, head_s, weights_s, experts_s, context_s, decode_pair_s,
+            of_linear, of_attention, of_steps, of_constant, of_memory,
+            waiting_linear_s, waiting_attention_s, waiting_tokens, waiting_context, held_s,
+            head_ends_s, head_compute_s, head_tokens,
+            batch, context, remaining, _, _, capacity, pace_scale, occupancy,
+        ) = row
+        # fmt: on
+        costs, prompt, plain = self._costs, asked.prompt, self._costs.plain
+        mean_context, others_output = around.mean_context_tokens, around.others_output_tokens
+
+        # What running decodes make of every step.
+        decodes = batch + foreign_decoding
+        contexts = context + foreign_decoding * mean_context
+        linear_s = decodes * (token_s + head_s)
+        attention_s = contexts * decode_pair_s
+        memory_s = weights_s + contexts * context_s
+        gap_s = memory_s - linear_s - attention_s
+        step_s = of_linear * linear_s + of_attention * attention_s + of_steps * weights_s
+        constant_s = of_constant * weights_s
+        room = max(self._step_tokens - decodes, 1.0)
+
+        # C of the prompt, by how much of it is reused, and of what waits.
+        hbm = asked.hbm[number]
+        works = []
+        for reused in (hbm, 0.0, asked.store, hbm if asked.peers is None else asked.hbm[asked.peers[number]]):
+            new = prompt - reused
+            pairs = new * (reused + 0.5 * new) if plain else float(costs.pairs(new, reused))
+            works.append((new * token_s + head_s, pairs * pair_s, new))
+        if waiting_tokens > 0.0:
+            works.append((waiting_linear_s, waiting_attention_s, max(waiting_tokens, 1.0)))
+        computed = []
+        for linear_s, attention_s, new in works:
+            full = new / room
+            steps = ceil(full)
+            work_s = of_linear * linear_s + of_attention * attention_s + steps * step_s + constant_s
+            lacks_s = gap_s - (linear_s + attention_s) * (full - steps + 1.0) / full
+            computed.append(work_s + of_memory * lacks_s if lacks_s > 0.0 else work_s)
+
+        # The pace of a decode, and Q.
+        growth_s = float(costs.read_tokens(prompt)) * context_s
+        pace_s = memory_s + growth_s
+        if costs.chosen_share < 1.0:  # a few decodes touch few of the experts
+            pace_s -= experts_s * float(costs.untouched_share(decodes + 1.0))
+        pace_s *= pace_scale
+        queue_s = held_s + foreign_waiting * around.mean_compute_s
+        if waiting_tokens > 0.0:
+            queue_s += computed.pop()
+        if head_ends_s > -inf:
+            queue_s += max(head_ends_s - asked.now_s, OVERDUE_SHARE * head_compute_s)
+        elif decodes > 0.0:
+            queue_s += 0.5 * pace_scale * memory_s
+        foreign = (foreign_waiting + foreign_decoding) * mean_context
+        used = (context + head_tokens + waiting_context + foreign) * occupancy
+        over = used + prompt - hbm - capacity
+        if over > 0.0:  # never so where the capacity is not known
+            queue_s = max(queue_s, over * others_output * pace_s / max(min(used, capacity), 1.0))
+        return (queue_s, pace_s, growth_s, decodes, remaining + foreign_decoding * others_output), computed
+
+    def _by_path(
+        self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float]
+    ) -> tuple[float, Numbers]:
+        """First token with what only the store has; and `BY_PATH`, of one replica."""
+        local_s, recompute_s, of_store_s, of_peer_s = work_s
+        hbm, store, now_s, least = asked.hbm[number], asked.store, asked.now_s, self._minimum_fetch_tokens
+        stored_s = queue_s + recompute_s
+        in_hbm, in_store, in_both, at_peer = 1.0, 0.0, 1.0, 1.0
+        if asked.in_hbm is not None and hbm > 0.0:
+            in_hbm = in_both = asked.in_hbm[number]
+
+        from_store, from_store_s, remote_s, remote = hbm, 0.0, local_s, False
+        if self._from_store:
+            route = self._from_store[number]
+            stored_s = max(queue_s, self._fetch_s(route, store, now_s)) + of_store_s
+            if store > hbm:
+                from_store, remote_s = store, of_store_s
+                from_store_s = self._fetch_s(route, store - hbm, now_s)
+                remote = ready and store >= hbm + least
+            if asked.in_store is not None and store >= least:
+                in_store = asked.in_store[number]
+                in_both = in_hbm * in_store
+
+        from_peer, from_peer_s, peer_s, peer = hbm, 0.0, local_s, False
+        if asked.peers is not None:
+            other = asked.peers[number]
+            theirs = asked.hbm[other]
+            if theirs > hbm:
+                from_peer, peer_s = theirs, of_peer_s
+                from_peer_s = self._fetch_s(self._from_peer[other], theirs - hbm, now_s)
+                peer = ready and not self._engine_decides and theirs >= hbm + least
+            at_peer = in_hbm if asked.in_hbm is None else in_hbm * asked.in_hbm[other]
+
+        itself = ready and not (remote and self._engine_decides)
+        # fmt: off
+        return stored_s, (
+            itself and hbm > 0.0, itself and hbm == 0.0, remote, peer,
+            hbm, 0.0, from_store, from_peer,
+            0.0, 0.0, from_store_s, from_peer_s,
+            local_s, recompute_s, remote_s, peer_s,
+            queue_s + local_s, queue_s + recompute_s,
+            max(queue_s, from_store_s) + remote_s, max(queue_s, from_peer_s) + peer_s,
+            in_hbm, 1.0, in_both, at_peer,
+            in_store * (1.0 - in_hbm), 0.0, in_store * (1.0 - in_hbm), in_store * (1.0 - at_peer),
+        )
+        # fmt: on
+
+    def _fetch_s(self, route: list[int], tokens: float, now_s: float) -> float:
+        size = tokens * self._bytes_per_token or float(self._costs.kv_bytes(tokens))
+        return self._table.fetch_one(route, size, now_s)[0]
+
+
+def known(reported: Sequence[float], alike: Sequence[bool]) -> Sequence[float]:
+    """`queueing.or_mean_of_known`."""
+    if not isnan(sum(reported)):
+        return reported
+    heard = [number for number, fits in zip(reported, alike, strict=True) if fits and not isnan(number)]
+    mean = sum(heard) / len(heard) if heard else 0.0
+    return [mean if isnan(number) else number for number in reported]
