@@ -26,7 +26,7 @@ import numpy as np
 
 from estimators.fading_fit import Drift, Fit, Vector, is_positive_definite
 from estimators.ranges import require
-from estimators.saved import number, numbers
+from estimators.stored import number, numbers
 
 LEAST_ERROR, FIRST_ERROR, LARGEST_ERROR = 0.03, 0.15, 1.0  # usual relative residual: bounds, and before any was seen
 ERROR_GAIN = 0.05  # of one residual, on the usual one
@@ -142,9 +142,15 @@ class PrefillCalibration:
         """
         require(0 <= age_s < inf, "age_s", age_s)
         size = len(self._theta)
-        theta, centre = numbers(state, "coefficients", (size,)), numbers(state, "centre", (size,))
-        information, vector = numbers(state, "information", (size, size)), numbers(state, "vector", (size,))
-        usual_error, samples = number(state, "usual_error"), number(state, "samples")
+        theta, centre = (
+            numbers(state.get("coefficients"), "coefficients", (size,)),
+            numbers(state.get("centre"), "centre", (size,)),
+        )
+        information, vector = (
+            numbers(state.get("information"), "information", (size, size)),
+            numbers(state.get("vector"), "vector", (size,)),
+        )
+        usual_error, samples = number(state.get("usual_error"), "usual_error"), number(state.get("samples"), "samples")
         require(bool((theta >= 0).all() and theta.max() > 0), "coefficients", theta.tolist())
         require(bool((centre >= 0).all() and centre.max() > 0), "centre", centre.tolist())
         require(is_positive_definite(information), "information", "a matrix", "not positive definite")
@@ -241,7 +247,7 @@ class ScaleCalibration:
         ValueError : it is not a state of this kind; nothing has changed then.
         """
         require(0 <= age_s < inf, "age_s", age_s)
-        scale, samples = number(state, "scale"), number(state, "samples")
+        scale, samples = number(state.get("scale"), "scale"), number(state.get("samples"), "samples")
         require(0 < scale < inf, "scale", scale)
         require(samples >= 0 and samples == int(samples), "samples", samples, "no count")
         self._log = log(scale)

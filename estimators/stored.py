@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from estimators.ranges import require
+
+Array = npt.NDArray[np.float64]
 
 
 def mapping(value: object, name: str) -> Mapping[Any, Any]:
@@ -34,3 +39,13 @@ def number(value: object, name: str, *, least: float = -inf, most: float = inf) 
 def weights(value: object, name: str, count: int) -> list[float]:
     """`value` as a list of `count` finite floats, each >= 0."""
     return [number(weight, name, least=0.0) for weight in items(value, name, count)]
+
+
+def numbers(value: object, name: str, shape: tuple[int, ...]) -> Array:
+    """`value`, nested lists, as an array of finite floats in `shape`."""
+    try:
+        values = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.empty(0)
+    require(values.shape == shape and bool(np.isfinite(values).all()), name, value, f"not numbers of {shape}")
+    return values

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from estimators.stored import items, mapping, number, weights
+from estimators.stored import items, mapping, number, numbers, weights
 
 
 def test_what_was_stored_is_read_back() -> None:
@@ -34,3 +34,10 @@ def test_only_finite_numbers_in_range_are_numbers(value: object) -> None:
 def test_only_lists_of_counts_are_weights(value: object) -> None:
     with pytest.raises(ValueError, match="x ="):
         weights(value, "x", 2)
+
+
+def test_numbers_come_back_in_the_shape_they_had_and_in_no_other() -> None:
+    assert numbers([[1, 2.5], [3, 4]], "x", (2, 2)).tolist() == [[1.0, 2.5], [3.0, 4.0]]
+    for bad in ([1, 2], [[1, 2], [3]], [[1, 2], [3, float("nan")]], None, "ab"):
+        with pytest.raises(ValueError, match="x"):
+            numbers(bad, "x", (2, 2))
