@@ -13,25 +13,25 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isnan
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from estimators.candidates import Doubt, Estimates, Surroundings
 from estimators.queueing import OVERDUE_SHARE
-from estimators.routes import Routes
+from estimators.request import RequestFacts
+from estimators.routes import Held, Routes, Rows
 from estimators.shape_costs import ShapeCosts
+from estimators.tiers import Tier
 from estimators.view import FleetView
+from estimators.whereabouts import survival, unknown_ages
 
-if TYPE_CHECKING:
-    from estimators.estimates import Surroundings
-
-MOST_ROWS = 12  # beyond, arrays are cheaper
+MOST_ROWS = 8  # beyond, arrays are cheaper
 
 # What is worked out for each replica: first of itself, then of each path, local, recompute, remote and peer.
-BY_ROW = ("queue_s", "pace_s", "step_growth_s", "decoding", "remaining_tokens", "stored_s")
-BY_PATH = ("possible", "reused", "fetch_s", "prefill_s", "first_token_s", "hit_probability", "stored_probability")
-PATHS = 4
+_BY_ROW = ("queue_s", "pace_s", "step_growth_s", "decoding", "remaining_tokens", "stored_s")
+_BY_PATH = ("possible", "reused", "fetch_s", "prefill_s", "first_token_s", "hit_probability", "stored_probability")
+MOST_PATHS = 4
 
 Numbers = tuple[float, ...]
 
@@ -59,26 +59,89 @@ class FewReplicas:
     """What does not change from one request to the next; the arguments are those of `Estimator`."""
 
     def __init__(
-        self, *, costs: ShapeCosts, routes: Routes, step_tokens: int, minimum_fetch_tokens: int, engine_decides: bool
+        self,
+        *,
+        costs: ShapeCosts,
+        rows: int,
+        routes: Routes,
+        step_tokens: int,
+        minimum_fetch_tokens: int,
+        engine_decides: bool,
+        doubt: Doubt | None,
     ) -> None:
         self._costs = costs
         self._bytes_per_token = 0.0 if costs.size.window_bytes or costs.size.state_bytes else costs.size.full_bytes
         self._table = routes.table
         self._from_store = [list(route) for route in routes.store]
         self._from_peer = [[link] for link in routes.egress]
+        self._store_alone, self._peer_alone = self._alone(self._from_store), self._alone(self._from_peer)
         self._step_tokens = float(step_tokens)
         self._minimum_fetch_tokens = minimum_fetch_tokens
         self._engine_decides = engine_decides
+        self._doubt = doubt
+        self._unknown_ages = unknown_ages(rows)
+        self._paths = MOST_PATHS if routes.egress else MOST_PATHS - 1 if routes.store else MOST_PATHS - 2
 
-    def numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> npt.NDArray[np.float64]:
-        """All of `BY_ROW`, then each of `BY_PATH` for all `PATHS`, shape (numbers, rows)."""
+    def estimate(
+        self,
+        request: RequestFacts,
+        held: Held,
+        peers: Rows | None,
+        view: FleetView,
+        around: Surroundings,
+        now_s: float,
+    ) -> Estimates:
+        """As `Estimator.estimate`. peers : replica each one would read from; None without peers"""
+        doubt, block, prompt = self._doubt, request.block_tokens, float(max(request.prompt_tokens, 1))
+        most = prompt - 1.0  # an engine always computes one token
+        asked = Asked(
+            prompt=prompt,
+            hbm=[min(float(blocks * block), most) for blocks in held.local_blocks.tolist()],
+            store=min(float(held.store_blocks * block), most),
+            peers=None if peers is None else peers.tolist(),
+            in_hbm=None if doubt is None else survival(doubt.hits, Tier.HBM, held, now_s).tolist(),
+            in_store=None if doubt is None else survival(doubt.hits, Tier.REMOTE, held, now_s).tolist(),
+            now_s=now_s,
+        )
+        numbers = self._numbers(asked, view, around)
+        queue, pace_s, growth_s, decoding, remaining, stored_s = numbers[: len(_BY_ROW)]
+        grids = numbers[len(_BY_ROW) :].reshape(len(_BY_PATH), MOST_PATHS, view.rows)[:, : self._paths]
+        possible, reused, fetch, prefill, first, hit, stored = grids
+        return Estimates(
+            possible=possible > 0.0,
+            reused_tokens=reused,
+            queue_s=queue,
+            fetch_s=fetch,
+            ready_s=fetch,
+            prefill_s=prefill,
+            compute_s=prefill,
+            first_token_s=first,
+            hit_probability=hit,
+            stored_probability=stored,
+            stored_s=stored_s,
+            age_s=self._unknown_ages if held.age_s is None else held.age_s,
+            pace_s=pace_s,
+            decoding=decoding,
+            remaining_tokens=remaining,
+            step_growth_s=growth_s,
+            around=around,
+            prompt_tokens=request.prompt_tokens,
+            peers=peers,
+            scale=0.0 if doubt is None else doubt.spread.scale(now_s),
+            shift=0.0 if doubt is None else doubt.spread.shift(now_s),
+            doubt=doubt,
+        )
+
+    def _numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> npt.NDArray[np.float64]:
+        """All of `_BY_ROW`, then each of `_BY_PATH` for all `MOST_PATHS`, shape (numbers, rows)."""
+        straight = self._table.idle and self._bytes_per_token > 0.0
         ready = view.ready.tolist()
         waiting = known(view.foreign_waiting.tolist(), ready)
         decoding = known(view.foreign_decoding.tolist(), ready)
         numbers: list[float] = []
         for number, row in enumerate(view.table.T.tolist()):
             own, work_s = self._of_row(number, asked, row, around, waiting[number], decoding[number])
-            stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s)
+            stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s, straight)
             numbers += own
             numbers.append(stored_s)
             numbers += by_path
@@ -93,7 +156,7 @@ class FewReplicas:
         foreign_waiting: float,
         foreign_decoding: float,
     ) -> tuple[Numbers, list[float]]:
-        """`BY_ROW` but the last, and C of the prompt with what HBM, nothing, the store and the peer have of it."""
+        """`_BY_ROW` but the last, and C of the prompt with what HBM, nothing, the store and the peer have of it."""
         # fmt: off
         (
             token_s, pair_s, head_s, weights_s, experts_s, context_s, decode_pair_s,
@@ -155,9 +218,12 @@ class FewReplicas:
         return (queue_s, pace_s, growth_s, decodes, remaining + foreign_decoding * others_output), computed
 
     def _by_path(
-        self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float]
+        self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float], straight: bool
     ) -> tuple[float, Numbers]:
-        """First token with what only the store has; and `BY_PATH`, of one replica."""
+        """First token with what only the store has; and `_BY_PATH`, of one replica.
+
+        straight : whether every fetch takes a fixed time, and then the same for each token
+        """
         local_s, recompute_s, of_store_s, of_peer_s = work_s
         hbm, store, now_s, least = asked.hbm[number], asked.store, asked.now_s, self._minimum_fetch_tokens
         stored_s = queue_s + recompute_s
@@ -168,10 +234,14 @@ class FewReplicas:
         from_store, from_store_s, remote_s, remote = hbm, 0.0, local_s, False
         if self._from_store:
             route = self._from_store[number]
-            stored_s = max(queue_s, self._fetch_s(route, store, now_s)) + of_store_s
+            fixed_s, token_s = self._store_alone[number]
+            if store > 0.0:
+                whole_s = fixed_s + store * token_s if straight else self._fetch_s(route, store, now_s)
+                stored_s = max(queue_s, whole_s) + of_store_s
             if store > hbm:
                 from_store, remote_s = store, of_store_s
-                from_store_s = self._fetch_s(route, store - hbm, now_s)
+                gained = store - hbm
+                from_store_s = fixed_s + gained * token_s if straight else self._fetch_s(route, gained, now_s)
                 remote = ready and store >= hbm + least
             if asked.in_store is not None and store >= least:
                 in_store = asked.in_store[number]
@@ -183,7 +253,9 @@ class FewReplicas:
             theirs = asked.hbm[other]
             if theirs > hbm:
                 from_peer, peer_s = theirs, of_peer_s
-                from_peer_s = self._fetch_s(self._from_peer[other], theirs - hbm, now_s)
+                fixed_s, token_s = self._peer_alone[other]
+                gained, route = theirs - hbm, self._from_peer[other]
+                from_peer_s = fixed_s + gained * token_s if straight else self._fetch_s(route, gained, now_s)
                 peer = ready and not self._engine_decides and theirs >= hbm + least
             at_peer = in_hbm if asked.in_hbm is None else in_hbm * asked.in_hbm[other]
 
@@ -200,6 +272,11 @@ class FewReplicas:
             in_store * (1.0 - in_hbm), 0.0, in_store * (1.0 - in_hbm), in_store * (1.0 - at_peer),
         )
         # fmt: on
+
+    def _alone(self, routes: list[list[int]]) -> list[tuple[float, float]]:
+        """Of a fetch that is alone on its links: the fixed time, and the time of a token, where all have the same."""
+        ways = [self._table.ways(np.array([route])) for route in routes]
+        return [(float(way.fixed_s[0]), float(way.s_per_byte[0]) * self._bytes_per_token) for way in ways]
 
     def _fetch_s(self, route: list[int], tokens: float, now_s: float) -> float:
         size = tokens * self._bytes_per_token or float(self._costs.kv_bytes(tokens))

@@ -134,43 +134,43 @@ class HitProbability:
         self._fleet = [self._untouched(tier) for tier in range(len(TIERS))]
         self._windows: dict[tuple[int, int], CounterWindow] = {}
         self._prior = np.stack([copies.curve.table() for copies in self._fleet])
+        self._unknown = self._prior[:, -1].tolist()  # at an unknown age
         self._line = self._prior.copy()  # the fleet's curves, mixed with the prior
-        self._own = np.repeat(self._prior[:, None], rows, axis=1)
+        self._own = np.repeat(self._prior[..., None], rows, axis=2)  # (tiers, ages, rows): read age by age
         self._read = self._own.copy()  # own curves mixed with the fleet's: what is looked up
         self._seen = np.zeros((len(TIERS), rows))  # weight of a replica's own observations, as of `_heard_s`
         self._heard_s = np.full((len(TIERS), rows), -inf)
-        self._still_until_s = inf  # until then no curve has faded by so much that it shows
         self._stale = [0] * len(TIERS)  # observations since all replicas were mixed anew
-        self._row_offset = np.arange(rows) * COLUMNS
+        self._row_offset = np.arange(rows)
         self._cell_offset = self._row_offset + np.arange(len(TIERS))[:, None] * (rows * COLUMNS)
         self._tier_offset = np.arange(len(TIERS))[:, None] * COLUMNS
 
-    def survival(self, tier: Tier, age_s: Array, now_s: float) -> Array:
-        """Probability that a copy last used `age_s` ago is there, 0..1; shapes (rows,). NaN: age unknown."""
-        index = TIER_ROW[tier]
-        column = AGE_EDGES_S.searchsorted(age_s)
-        found = self._read[index].take(column + self._row_offset)
-        left = self._left(index, now_s)
-        if left >= STILL:
-            return np.asarray(found)
-        prior = self._prior[index].take(column)
-        return np.asarray(prior + left * (found - prior))
+    def survival(self, tier: Tier, age_s: Array | None, now_s: float) -> Array:
+        """Probability that a copy last used `age_s` ago is there, 0..1; shapes (rows,). NaN: age unknown.
 
-    def survivals(self, age_s: Array | None, now_s: float) -> Array:
-        """`survival` of all tiers in one go; shapes (tiers, rows). None: no age is known. Lent, not to be written."""
+        None: no age is known. What comes back is lent, not to be written.
+        """
+        index = TIER_ROW[tier]
+        prior: Array | float
         if age_s is None:
-            found, prior = self._read[..., -1], self._prior[:, -1:]
+            found, prior = self._read[index, -1], self._unknown[index]
         else:
             column = AGE_EDGES_S.searchsorted(age_s)
-            found = self._read.take(column + self._cell_offset)
-        if now_s <= self._still_until_s:
+            found = self._read[index].take(column * len(self.names) + self._row_offset)
+            prior = self._prior[index].take(column)
+        left = self._left(index, now_s)
+        return np.asarray(found if left == 1.0 else left * found + (1.0 - left) * prior)
+
+    def survivals(self, age_s: Array, now_s: float) -> Array:
+        """`survival` of all tiers in one go; shapes (tiers, rows)."""
+        column = AGE_EDGES_S.searchsorted(age_s)
+        found = self._read.take(column * len(self.names) + self._cell_offset)
+        left = [self._left(index, now_s) for index in range(len(TIERS))]
+        if min(left) == 1.0:
             return found
-        if age_s is not None:
-            prior = self._prior.take(column + self._tier_offset)
-        faded = found - prior
-        faded *= [[self._left(index, now_s)] for index in range(len(TIERS))]
-        faded += prior
-        return faded
+        prior = self._prior.take(column + self._tier_offset)
+        kept = np.array(left)[:, None]
+        return np.asarray(kept * found + (1.0 - kept) * prior)
 
     def uncertainty(self, tier: Tier, survival: Array, now_s: float) -> Array:
         """Standard deviation of what `survival` returned, shape (rows,); widest where there is no evidence."""
@@ -261,7 +261,7 @@ class HitProbability:
                 self._windows.pop((index, row), None)
                 self._seen[index, row] = 0.0
                 self._heard_s[index, row] = -inf
-                self._read[index, row] = self._line[index]
+                self._read[index, :, row] = self._line[index]
 
     def state(self, now_s: float) -> dict[str, Any]:
         """What was learned, as plain values, faded to `now_s`; replicas go by name."""
@@ -292,7 +292,6 @@ class HitProbability:
                 self._publish(index, row, copies)
         for index in range(len(TIERS)):
             self._mix(index, now_s)
-        self._heard()
 
     def _untouched(self, index: int) -> _Copies:
         return _Copies(SurvivalCurve(lifetime_s=PRIOR_LIFETIME_S[TIERS[index]], memory=self._memory))
@@ -304,19 +303,18 @@ class HitProbability:
     def _faded(self, since_s: float, now_s: float) -> float:
         return exp(min(0.0, since_s - now_s) / self._memory_s)
 
-    def _heard(self) -> None:
-        heard_s = min([copies.heard_s for copies in self._fleet if copies.heard_s > -inf], default=inf)
-        self._still_until_s = heard_s - log(STILL) * self._memory_s
-
     def _left(self, index: int, now_s: float) -> float:
-        """What time has left of the curves as they are read; 1 while there is nothing to fade."""
+        """What time has left of the curves as they are read; 1 while next to nothing has faded."""
         heard_s = self._fleet[index].heard_s
-        return 1.0 if heard_s == -inf else self._faded(heard_s, now_s)
+        if heard_s == -inf:
+            return 1.0
+        left = self._faded(heard_s, now_s)
+        return 1.0 if left >= STILL else left
 
     def _believed(self, index: int, row: int, age_s: float, now_s: float) -> float:
         column = int(AGE_EDGES_S.searchsorted(age_s))
         prior = float(self._prior[index, column])
-        return prior + self._left(index, now_s) * (float(self._read[index, row, column]) - prior)
+        return prior + self._left(index, now_s) * (float(self._read[index, column, row]) - prior)
 
     def _observe(
         self,
@@ -345,7 +343,6 @@ class HitProbability:
             for share, count, age_s in outcomes:
                 holder.curve.learn(share=share, weight=weight * count, age_s=age_s)
         self._publish(index, row, copies)
-        self._heard()
         self._stale[index] += 1
         if self._stale[index] * OBSERVATIONS_REFRESH >= len(self.names):
             self._mix(index, now_s)
@@ -353,7 +350,7 @@ class HitProbability:
             self._mix_one(index, row)
 
     def _publish(self, index: int, row: int, copies: _Copies) -> None:
-        self._own[index, row] = copies.curve.table()
+        self._own[index, :, row] = copies.curve.table()
         self._seen[index, row] = copies.curve.seen
         self._heard_s[index, row] = copies.heard_s
 
@@ -364,12 +361,12 @@ class HitProbability:
         line = prior + share * (fleet.curve.table() - prior)
         seen = self._seen[index] * np.exp(np.minimum(self._heard_s[index] - now_s, 0.0) / self._memory_s)
         self._line[index] = line
-        self._read[index] = line + (seen / (seen + OWN_AFTER))[:, None] * (self._own[index] - line)
+        self._read[index] = line[:, None] + seen / (seen + OWN_AFTER) * (self._own[index] - line[:, None])
         self._stale[index] = 0
 
     def _mix_one(self, index: int, row: int) -> None:
         seen, line = self._seen[index, row], self._line[index]
-        self._read[index, row] = line + seen / (seen + OWN_AFTER) * (self._own[index, row] - line)
+        self._read[index, :, row] = line + seen / (seen + OWN_AFTER) * (self._own[index, :, row] - line)
 
     def _stored(self, copies: _Copies, now_s: float) -> dict[str, Any]:
         """As `state` would be after fading a copy: reading changes nothing."""

@@ -35,15 +35,22 @@ from estimators.sharing import (
     pass_fairly,
     pass_first_come,
 )
+from estimators.ways import (
+    BYTES_PER_S,
+    FIXED_S,
+    FOR_GOOD,
+    KEY,
+    LOOK_UP_S,
+    SECONDS_PER_BYTE,
+    START_S,
+    Rows,
+    Stage,
+    Times,
+    Ways,
+)
 
-Times = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.integer]
-
-
-# Columns of the packed table: what a link is, then what is on it, by fair sharing and by first come.
-_FIXED_S, _SECONDS_PER_BYTE, _LOOK_UP_S, _START_S, _BYTES_PER_S, _KEY = range(6)
-_FROM_S, _LEFT_BYTES, _FREE_S, _LEFT_S = range(6, 10)
-_FOR_GOOD = _FROM_S  # columns before this one never change
+# Columns of the packed table after those of `ways.py`: what is on the link, by fair sharing and by first come.
+_FROM_S, _LEFT_BYTES, _FREE_S, _LEFT_S = range(FOR_GOOD, FOR_GOOD + 4)
 
 
 class Sharing(Enum):
@@ -87,50 +94,6 @@ class _Load:
 
 
 @dataclass(slots=True)
-class Stage:
-    """One link of every way. crossed : all links among them
-
-    The arrays have the shape of what is fetched; `fixed_s` is look-up and start.
-    """
-
-    links: Rows
-    crossed: set[int]
-    fixed_s: Times
-    s_per_byte: Times
-    look_up_s: Times
-    start_s: Times
-    bytes_per_s: Times
-    key: Times
-
-
-class Ways:
-    """Links that many fetches cross, with what a table says of them for good: made once, by `LinkTable.ways`.
-
-    stages : in the order they are crossed
-    fixed_s, s_per_byte : of all stages together
-    """
-
-    def __init__(self, links: Rows, table: Times) -> None:
-        self._table = table
-        self._links = np.moveaxis(links, -1, 0).copy()
-        self._columns = np.moveaxis(table.take(self._links, axis=1, mode="wrap"), 0, 1).copy()
-        self._sums = self._columns[:, : _SECONDS_PER_BYTE + 1].sum(axis=0)
-        self.fixed_s, self.s_per_byte = self._sums
-        self.stages = [
-            Stage(rows, set(rows.ravel().tolist()), *columns)
-            for rows, columns in zip(self._links, self._columns, strict=True)
-        ]
-
-    def turn(self, place: int, links: Rows) -> None:
-        """All at `place`, an index of the first axis, cross one link each from now on: `links`."""
-        columns = self._table.take(links, axis=1)
-        self._columns[0, :, place] = columns
-        self._sums[:, place] = columns[: _SECONDS_PER_BYTE + 1]
-        self._links[0, place] = links
-        self.stages[0].crossed.update(links.tolist())
-
-
-@dataclass(slots=True)
 class _Queue:
     """Transfers on one link, as they stand at `at_s`; first come: in the order they begin."""
 
@@ -165,18 +128,18 @@ class LinkTable:
         self.rows = len(rate)
         self.sharing = sharing
         # One more row that costs nothing: what stage -1 reads.
-        self._columns = np.zeros((10, self.rows + 1))
-        self._columns[_BYTES_PER_S, :-1] = rate
-        self._columns[_START_S, :-1] = start_s
-        self._columns[_LOOK_UP_S, :-1] = look_up_s
+        self._columns = np.zeros((FOR_GOOD + 4, self.rows + 1))
+        self._columns[BYTES_PER_S, :-1] = rate
+        self._columns[START_S, :-1] = start_s
+        self._columns[LOOK_UP_S, :-1] = look_up_s
         require(bool(np.all((rate > 0) & (rate < inf))), "bytes_per_s", bytes_per_s)
-        for name, column in (("start_s", _START_S), ("look_up_s", _LOOK_UP_S)):
+        for name, column in (("start_s", START_S), ("look_up_s", LOOK_UP_S)):
             values = self._columns[column]
             require(bool(np.all((values >= 0) & (values < inf))), name, values[:-1].tolist())
-        self._columns[_SECONDS_PER_BYTE, :-1] = 1.0 / rate
-        self._columns[_FIXED_S] = self._columns[_LOOK_UP_S] + self._columns[_START_S]
-        self._columns[_KEY] = np.append(np.arange(self.rows), -1.0) * APART
-        self._alone: list[list[float]] = self._columns[: _SECONDS_PER_BYTE + 1].T.tolist()
+        self._columns[SECONDS_PER_BYTE, :-1] = 1.0 / rate
+        self._columns[FIXED_S] = self._columns[LOOK_UP_S] + self._columns[START_S]
+        self._columns[KEY] = np.append(np.arange(self.rows), -1.0) * APART
+        self._alone: list[list[float]] = self._columns[: SECONDS_PER_BYTE + 1].T.tolist()
         self._queues = [_Queue() for _ in range(self.rows)]
         self._busy: dict[int, _Load] = {}  # only links that something is on
         self._table: Times | None = None  # all points, by row; None after a change
@@ -188,7 +151,7 @@ class LinkTable:
 
         stages : links in the order they are crossed, int, shape (..., S); -1 is no link
         """
-        return Ways(stages, self._columns[:_FOR_GOOD])
+        return Ways(stages, self._columns[:FOR_GOOD])
 
     def fetch_s(
         self,
@@ -318,8 +281,8 @@ class LinkTable:
         for row in stages:
             if row < 0:
                 continue
-            start_s = float(self._columns[_START_S, row])
-            fixed_s += float(self._columns[_LOOK_UP_S, row])
+            start_s = float(self._columns[START_S, row])
+            fixed_s += float(self._columns[LOOK_UP_S, row])
             begins_s = starts_s + fixed_s + start_s + moved_s * share
             begins.append((row, begins_s))
             wait_s, move_s = self._cross_one(row, size_bytes, begins_s)
@@ -397,19 +360,22 @@ class LinkTable:
                 del queue.transfers[before : index + 1]
                 self._changed(transfer.row)
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing on any link."""
+        return not self._busy
+
     def outstanding_bytes(self, now_s: float) -> Times:
         """Bytes believed still to cross each link, shape (rows,)."""
-        if not self._busy:
-            return np.zeros(self.rows)
         left = self._columns[_LEFT_BYTES, :-1]
         passed_s = np.maximum(now_s - self._columns[_FROM_S, :-1], 0.0)
-        return np.asarray(np.maximum(left - passed_s * self._columns[_BYTES_PER_S, :-1], 0.0))
+        return np.asarray(np.maximum(left - passed_s * self._columns[BYTES_PER_S, :-1], 0.0))
 
     def _pass(self, row: int, now_s: float) -> None:
         """Let what is on one link cross until `now_s`."""
         queue = self._queues[row]
         if queue.transfers and now_s > queue.at_s:
-            rate = float(self._columns[_BYTES_PER_S, row])
+            rate = float(self._columns[BYTES_PER_S, row])
             pass_time = pass_first_come if self.sharing is Sharing.FIRST_COME else pass_fairly
             pass_time(queue.transfers, rate, queue.at_s, now_s)
             queue.transfers = [transfer for transfer in queue.transfers if transfer.left_bytes > NOTHING_BYTES]

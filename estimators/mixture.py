@@ -13,6 +13,9 @@ Source    AI Infra textbook, section 9.5.4 (a two-point first token);
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import exp, log
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,6 +23,8 @@ from estimators.ranges import require
 
 TIE = 1e-9  # F within this below q counts as q: sums of floats such as 0.9 + 0.09 must not miss 0.99
 LEAST_SCALE = 1e-9  # stands for no spread at all; a time then moves by less than 1 part in 10 million
+BISECTIONS = 20  # of the range between two outcomes, for one candidate
+LARGEST_EXPONENT = 700.0  # beyond it a float overflows
 NEWTON_STEPS = 12  # at most; three or four are usual
 SETTLED = 1e-3  # of a step in units of the scale: Newton doubles its digits, so the next would change nothing visible
 
@@ -142,3 +147,33 @@ def _below(probability: Grid, centres: Grid, q: float) -> Grid:
     open_ = before < q
     odds = np.where(open_, q - before, 1.0) / (1.0 - q)
     return np.asarray(np.where(open_, centres + np.log(odds), -np.inf).max(axis=0))
+
+
+def spread_quantiles_of_one_s(
+    outcomes: Sequence[tuple[float, float]], levels: Sequence[float], *, scale: float, shift: float
+) -> list[float]:
+    """`spread_quantile_s` of one candidate at several levels, without arrays: for the one that was chosen.
+
+    outcomes : (probability, time), as there; levels : each within (0, 1)
+    Within 1e-6 of the range between the fastest and the slowest outcome.
+    """
+    likely = [(probability, log(time_s)) for probability, time_s in outcomes if probability > 0.0]
+    steep = 1.0 / max(scale, LEAST_SCALE)
+    quantiles = []
+    for q in levels:
+        beyond = max(scale, LEAST_SCALE) * log(q / (1.0 - q))
+        # The mixture's quantile lies between those of its outcomes.
+        low = min(centre for _, centre in likely) + beyond
+        high = max(centre for _, centre in likely) + beyond
+        for _ in range(BISECTIONS if high > low else 0):
+            middle = 0.5 * (low + high)
+            reached = sum(p * _logistic((middle - centre) * steep) for p, centre in likely)
+            low, high = (low, middle) if reached >= q - TIE else (middle, high)
+        quantiles.append(exp(high + shift))
+    return quantiles
+
+
+def _logistic(z: float) -> float:
+    if z < -LARGEST_EXPONENT:
+        return 0.0
+    return 1.0 / (1.0 + exp(-z))

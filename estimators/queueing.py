@@ -26,6 +26,9 @@ from estimators.view import Column, FleetView
 # A prefill past its expected end is still running: some of it must be left.
 OVERDUE_SHARE = 0.05
 
+# As arrays: a Python number among the operands is converted at every call, for as much as the call itself.
+_HALF, _OVERDUE_SHARE = np.array(0.5), np.array(OVERDUE_SHARE)
+
 
 def start_s(
     view: FleetView, now_s: float, *, step_s: Column, waiting_s: Column, foreign_waiting: Column, mean_compute_s: float
@@ -37,8 +40,9 @@ def start_s(
     foreign_waiting : queued requests of others, known everywhere, (rows,)
     mean_compute_s : mean prefill of a request of this router, the price of one queued foreign request, >= 0
     """
-    left_s = np.maximum(view.head_ends_s - now_s, OVERDUE_SHARE * view.head_compute_s)
-    queue_s: Column = np.where(view.head_ends_s > -np.inf, left_s, 0.5 * step_s)
+    queue_s: Column = view.head_ends_s - now_s
+    np.maximum(queue_s, view.head_compute_s * _OVERDUE_SHARE, out=queue_s)
+    np.putmask(queue_s, np.isinf(view.head_ends_s), step_s * _HALF)
     queue_s += waiting_s
     queue_s += foreign_waiting * mean_compute_s
     return queue_s
@@ -89,11 +93,13 @@ def memory_wait_s(
     used += view.waiting_context_tokens
     used += foreign_tokens
     used *= view.occupancy
-    wait_s = used + needed_tokens
-    wait_s -= view.capacity_tokens
-    wait_s *= turnover_s
-    wait_s /= np.maximum(np.minimum(used, view.capacity_tokens), 1.0)
-    return np.asarray(np.fmax(wait_s, 0.0))  # of NaN, where the capacity is unknown, and zero it is zero
+    over = used + needed_tokens
+    over -= view.capacity_tokens
+    if over[over.argmax()] <= 0.0:  # all known, and none over: the usual case
+        return np.zeros(view.rows)
+    over *= turnover_s
+    over /= np.maximum(np.minimum(used, view.capacity_tokens), 1.0)
+    return np.asarray(np.fmax(over, 0.0))  # of NaN, where the capacity is unknown, and zero it is zero
 
 
 def beside_one(view: FleetView, row: int, mean_context_tokens: float) -> Beside:

@@ -79,15 +79,22 @@ PLACES = ("store", "peer", "host", "disk")
 STORE, PEER, HOST, DISK = range(len(PLACES))
 
 
-def best_peers(blocks: Blocks, egress: Rows, outstanding_bytes: npt.NDArray[np.float64]) -> Rows:
+def best_peers(blocks: Blocks, egress: Rows, outstanding_bytes: npt.NDArray[np.float64] | None) -> Rows:
     """For every replica the peer to read from: the one with the longest prefix, of equal ones the least busy link.
 
     blocks : leading blocks in each replica's HBM, (rows,); egress : the link that leaves each, (rows,)
-    outstanding_bytes : still to cross each link of the table
+    outstanding_bytes : still to cross each link of the table; None: nothing on any
     Nobody reads from itself; a single replica gets itself, with nothing to gain.
     """
-    order = np.lexsort((outstanding_bytes[egress], -blocks))
-    best = np.full(len(blocks), order[0])
-    if len(order) > 1:
-        best[order[0]] = order[1]
+    if outstanding_bytes is None:
+        first = int(blocks.argmax())
+        others = blocks.copy()
+        others[first] = -1
+        second = int(others.argmax())
+    else:
+        order = np.lexsort((outstanding_bytes[egress], -blocks))
+        first, second = int(order[0]), int(order[min(1, len(order) - 1)])
+    best = np.empty(len(blocks), dtype=np.int64)
+    best[:] = first
+    best[first] = second
     return best

@@ -6,59 +6,53 @@ The `Dispatcher` owns and updates it in place; nobody keeps a reference past the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from estimators.first_token import Discipline
-from estimators.prefill_features import prior_coefficients
+from estimators.prefill_features import FEATURES, prior_coefficients
 from estimators.ranges import require
 from estimators.roofline import Rates
 
 Column = npt.NDArray[np.float64]
 
 
-class Row(NamedTuple):
-    """One replica as plain numbers, in the order of the view's table; see `FleetView`."""
-
-    linear_s_per_token: float
-    attention_s_per_pair: float
-    head_s: float
-    weights_s: float
-    experts_s: float
-    context_s_per_token: float
-    decode_attention_s_per_pair: float
-    linear: float  # coefficients, see `estimators.prefill_features`
-    attention: float
-    steps: float
-    constant: float
-    memory: float
-    waiting_linear_s: float
-    waiting_attention_s: float
-    waiting_tokens: float
-    waiting_context_tokens: float
-    waiting_held_s: float
-    head_ends_s: float
-    head_compute_s: float
-    head_tokens: float
-    decode_batch: float
-    decode_context_tokens: float
-    remaining_tokens: float
-    foreign_waiting: float
-    foreign_decoding: float
-    capacity_tokens: float
-    pace_scale: float
-    occupancy: float
-
-
-_AT = {name: number for number, name in enumerate(Row._fields)}
+# Rows of the table that most columns are part of. Their order is what `few_replicas.py` unpacks.
+TABLE = (
+    "linear_s_per_token",
+    "attention_s_per_pair",
+    "head_s",
+    "weights_s",
+    "experts_s",
+    "context_s_per_token",
+    "decode_attention_s_per_pair",
+    *(f"coefficient_{feature}" for feature in FEATURES),
+    "waiting_linear_s",
+    "waiting_attention_s",
+    "waiting_tokens",
+    "waiting_context_tokens",
+    "waiting_held_s",
+    "head_ends_s",
+    "head_compute_s",
+    "head_tokens",
+    "decode_batch",
+    "decode_context_tokens",
+    "remaining_tokens",
+    "foreign_waiting",
+    "foreign_decoding",
+    "capacity_tokens",
+    "pace_scale",
+    "occupancy",
+)
+_AT = {name: number for number, name in enumerate(TABLE)}
 
 
 class FleetView:
     """Columns of shape (rows,), float64 unless said; all but a few are rows of one table, which a decision can read
     at once, so they are written in place only.
 
+    table : (len(TABLE), rows)
     What a replica is
         names : of the replicas, in order
         linear_s_per_token ... decode_attention_s_per_pair : its roofline, see `estimators.roofline.Rates`
@@ -95,26 +89,26 @@ class FleetView:
         rows = len(names)
         self.names = tuple(names)
         self.rows = rows
-        table = np.zeros((len(_AT), rows))
-        self.table = table
-        self.linear_s_per_token = table[_AT["linear_s_per_token"]]
-        self.attention_s_per_pair = table[_AT["attention_s_per_pair"]]
-        self.head_s = table[_AT["head_s"]]
-        self.weights_s = table[_AT["weights_s"]]
-        self.experts_s = table[_AT["experts_s"]]
-        self.context_s_per_token = table[_AT["context_s_per_token"]]
-        self.decode_attention_s_per_pair = table[_AT["decode_attention_s_per_pair"]]
-        self.capacity_tokens = table[_AT["capacity_tokens"]]
+        self.table = table = np.zeros((len(TABLE), rows))
+        column = dict(zip(TABLE, table, strict=True))
+        self.linear_s_per_token = column["linear_s_per_token"]
+        self.attention_s_per_pair = column["attention_s_per_pair"]
+        self.head_s = column["head_s"]
+        self.weights_s = column["weights_s"]
+        self.experts_s = column["experts_s"]
+        self.context_s_per_token = column["context_s_per_token"]
+        self.decode_attention_s_per_pair = column["decode_attention_s_per_pair"]
+        self.capacity_tokens = column["capacity_tokens"]
         self._knows_capacity = False
         self.work_rates = table[_AT["linear_s_per_token"] : _AT["weights_s"]]
         self._is(rates)
 
         self.ready = np.zeros(rows, dtype=np.bool_)
         self.booked = np.zeros(rows, dtype=np.int64)
-        self.head_ends_s = table[_AT["head_ends_s"]]
+        self.head_ends_s = column["head_ends_s"]
         self.head_ends_s[:] = -np.inf
-        self.head_compute_s = table[_AT["head_compute_s"]]
-        self.head_tokens = table[_AT["head_tokens"]]
+        self.head_compute_s = column["head_compute_s"]
+        self.head_tokens = column["head_tokens"]
         self.waiting = table[_AT["waiting_linear_s"] : _AT["head_ends_s"]]
         (
             self.waiting_linear_s,
@@ -123,21 +117,21 @@ class FleetView:
             self.waiting_context_tokens,
             self.waiting_held_s,
         ) = self.waiting
-        self.decode_batch = table[_AT["decode_batch"]]
-        self.decode_context_tokens = table[_AT["decode_context_tokens"]]
-        self.remaining_tokens = table[_AT["remaining_tokens"]]
+        self.decode_batch = column["decode_batch"]
+        self.decode_context_tokens = column["decode_context_tokens"]
+        self.remaining_tokens = column["remaining_tokens"]
 
-        self.foreign_waiting = table[_AT["foreign_waiting"]]
-        self.foreign_decoding = table[_AT["foreign_decoding"]]
+        self.foreign_waiting = column["foreign_waiting"]
+        self.foreign_decoding = column["foreign_decoding"]
         self.kv_used_share = np.full(rows, np.nan)
         self.sampled_at_s = np.full(rows, np.nan)
         for unknown in (self.capacity_tokens, self.foreign_waiting, self.foreign_decoding):
             unknown[:] = np.nan
 
-        self.coefficients = table[_AT["linear"] : _AT["waiting_linear_s"]].T
+        self.coefficients = table[_AT["coefficient_linear"] : _AT["waiting_linear_s"]].T
         self.coefficients[:] = prior_coefficients()
-        self.pace_scale = table[_AT["pace_scale"]]
-        self.occupancy = table[_AT["occupancy"]]
+        self.pace_scale = column["pace_scale"]
+        self.occupancy = column["occupancy"]
         for factor in (self.pace_scale, self.occupancy):
             factor[:] = 1.0
         self.samples = np.zeros(rows, dtype=np.int64)
@@ -153,10 +147,6 @@ class FleetView:
             self.experts_s[row] = one.experts_s
             self.context_s_per_token[row] = one.context_s_per_token
             self.decode_attention_s_per_pair[row] = one.decode_attention_s_per_pair or one.attention_s_per_pair
-
-    def by_row(self) -> list[Row]:
-        """The columns of the table, turned: for those to whom plain numbers are cheaper than arrays."""
-        return [Row(*numbers) for numbers in self.table.T.tolist()]
 
     @property
     def knows_capacity(self) -> bool:

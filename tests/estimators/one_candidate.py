@@ -201,7 +201,7 @@ class OnReplica:
         assert self.world.doubt is not None
         age_s = self.world.held.age_s
         ages = np.full((len(TIER_ROW), self.world.view.rows), np.nan) if age_s is None else age_s
-        return float(self.world.doubt.hits.survivals(ages, self.world.now_s)[TIER_ROW[tier], row])
+        return float(self.world.doubt.hits.survival(tier, ages[TIER_ROW[tier]], self.world.now_s)[row])
 
     def _hit(self, path: Path) -> float:
         if self.world.doubt is None or path is Path.RECOMPUTE:

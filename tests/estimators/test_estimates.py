@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from estimators.conformal import Conformal
 from estimators.estimates import LEVELS, Doubt, Estimator, Surroundings
@@ -211,6 +213,27 @@ def test_the_best_peer_has_the_longest_prefix_and_of_equals_the_idlest_link() ->
     egress = np.array([0, 1, 2])
     assert best_peers(np.array([5, 9, 9], dtype=np.int32), egress, np.array([0.0, 1e9, 0.0])).tolist() == [2, 2, 1]
     assert best_peers(np.array([5, 9, 9], dtype=np.int32), egress, np.array([0.0, 0.0, 1e9])).tolist() == [1, 2, 1]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_on_idle_links_the_best_peer_is_found_without_asking_for_them_and_is_never_oneself(drawn: list[int]) -> None:
+    blocks, egress = np.array(drawn, dtype=np.int32), np.arange(len(drawn))
+    best = best_peers(blocks, egress, None).tolist()
+    assert best == best_peers(blocks, egress, np.zeros(len(drawn))).tolist()
+    for row, peer in enumerate(best):
+        others = [count for other, count in enumerate(drawn) if other != row]
+        assert drawn[peer] == max(others, default=drawn[0])
+        assert peer != row or not others
+
+
+@pytest.mark.parametrize("discipline", list(Discipline))
+def test_what_the_store_alone_has_is_the_same_whatever_was_in_hbm(discipline: Discipline) -> None:
+    view = a_fleet(discipline=discipline)
+    view.limit_s[:] = 0.1
+    view.head_ends_s[:] = view.head_compute_s[:] = 0.2
+    estimates = estimate(view, held([0, 300], 512), an_estimator(network_bytes_per_s=2e9))
+    assert estimates.stored_s[0] == pytest.approx(estimates.stored_s[1], rel=1e-12)
+    assert estimates.stored_s[0] == pytest.approx(estimates.first_token_s[REMOTE, 0], rel=1e-12)
 
 
 def test_a_fetch_that_finds_no_room_is_not_made() -> None:

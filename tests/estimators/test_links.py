@@ -321,3 +321,31 @@ def test_a_time_or_size_out_of_range_is_refused(bad: float) -> None:
         a_table(25).promise([0], bad, now_s=0.0)
     with pytest.raises(ValueError, match="chunk_bytes"):
         a_table(25).fetch_s(np.array([[0]]), np.array([1e9]), 0.0, chunk_bytes=bad)
+
+
+# Stages that are asked for again and again.
+
+
+@BOTH
+def test_ways_made_once_give_what_their_stages_give_and_also_after_they_were_turned(sharing: Sharing) -> None:
+    table = a_table(3, 10, 25, 7, sharing=sharing, look_up_s=0.02, start_s=0.001)
+    stages = np.array([[[0, 1], [0, 2]], [[1, -1], [2, -1]]])
+    ways = table.ways(stages)
+    size, starts_s = np.array([[1e9, 2e9], [0.0, 3e9]]), 0.3
+    for promised in ([], [0, 1], [2]):
+        table.promise(promised, 1e9, now_s=0.0)
+        assert np.array_equal(table.fetch_s(ways, size, starts_s), table.fetch_s(stages, size, starts_s))
+    turned = np.array([[[0, 1], [0, 2]], [[2, -1], [1, -1]]])
+    ways.turn(1, np.array([2, 1]))
+    fetch, wanted = table.fetch(ways, size, starts_s), table.fetch(turned, size, starts_s)
+    assert np.array_equal(fetch.duration_s, wanted.duration_s)
+    assert np.array_equal(fetch.first_byte_s, wanted.first_byte_s)
+
+
+def test_a_table_is_idle_until_something_is_promised_and_again_when_it_has_come() -> None:
+    table = a_table(1)
+    assert table.idle
+    promise = table.promise([0], 1e9, now_s=0.0)
+    assert not table.idle
+    table.arrived(promise, 0.5)
+    assert table.idle

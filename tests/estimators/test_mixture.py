@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimators.mixture import fallbacks, mean_s, quantile_s, spread_quantile_s
+from estimators.mixture import fallbacks, mean_s, quantile_s, spread_quantile_s, spread_quantiles_of_one_s
 
 Array = npt.NDArray[np.float64]
 
@@ -208,3 +208,34 @@ def test_a_level_outside_zero_to_one_is_refused(q: float) -> None:
     for answer in (quantile_s, lambda p, t, q: spread_quantile_s(p, t, q, scale=0.1)):
         with pytest.raises(ValueError, match="q ="):
             answer(two(0.9), two_times(), q)
+
+
+@given(
+    times=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
+    scale=st.floats(0.005, 1.0),
+    shift=st.floats(-0.5, 0.5),
+)
+def test_one_candidate_without_arrays_has_the_quantiles_of_the_arrays(
+    times: list[float], weights: list[float], scale: float, shift: float
+) -> None:
+    shares = np.array(weights[: len(times)]) + 1e-3
+    shares /= shares.sum()
+    levels = (0.5, 0.9, 0.99)
+    alone = spread_quantiles_of_one_s(list(zip(shares.tolist(), times, strict=True)), levels, scale=scale, shift=shift)
+    for quantile_at_s, q in zip(alone, levels, strict=True):
+        together_s = float(spread_quantile_s(shares, np.array(times), q, scale=scale, shift=shift))
+        # Between two outcomes F can be flat: there the times may differ, and what they reach may not.
+        assert reached(shares, times, quantile_at_s, scale, shift) == pytest.approx(q, abs=1e-3)
+        assert reached(shares, times, together_s, scale, shift) == pytest.approx(q, abs=1e-3)
+
+
+def reached(shares: Array, times: list[float], at_s: float, scale: float, shift: float) -> float:
+    """F of the mixture at `at_s`, outcome by outcome."""
+    z = [(math.log(at_s) - shift - math.log(time_s)) / scale for time_s in times]
+    return sum(p / (1.0 + math.exp(-x)) if x > -700 else 0.0 for p, x in zip(shares.tolist(), z, strict=True))
+
+
+def test_one_candidate_at_a_tie_takes_the_fast_outcome_and_beyond_it_the_slow_one() -> None:
+    fast, slow = spread_quantiles_of_one_s([(0.9, 0.1), (0.1, 10.0)], (0.85, 0.95), scale=0.0, shift=0.0)
+    assert (fast, slow) == pytest.approx((0.1, 10.0), rel=1e-4)

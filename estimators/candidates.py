@@ -1,0 +1,196 @@
+"""All candidates of one request, (path, replica) each, with what a rule may read of them.
+
+Model     hit_probability.py and mixture.py (a first token is that of a hit, of the store's part, or of computing all),
+          spread.py and conformal.py (quantiles), price.py (what the choice costs others)
+Valid     for the moment of the decision
+Blind to  blocks that are evicted only in part: all a path reuses is there, or none of it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from estimators.conformal import Conformal
+from estimators.hit_probability import HitProbability
+from estimators.mixture import spread_quantile_s
+from estimators.paths import COLUMN, PATHS, Path
+from estimators.price import queue_behind_s, running_decodes_s
+from estimators.spread import ResidualSpread
+from estimators.view import Column
+
+Grid = npt.NDArray[np.float64]  # (paths, rows)
+Mask = npt.NDArray[np.bool_]
+
+LEVELS = (0.9, 0.99)  # of the quantiles that receipts carry and coverage is counted of
+
+_RECOMPUTE = COLUMN[Path.RECOMPUTE]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What else is going on for this request's model: inputs of the price.
+
+    arrival_rps : arrivals per second at one replica, >= 0; the same for all, see `price.py`
+    mean_compute_s : mean prefill work of a request, seconds, >= 0
+    mean_context_tokens : mean context of a request, >= 0
+    output_tokens : expected output of this request, > 0
+    others_output_tokens : what a request met at a random moment of its decode has yet to produce, expected, > 0
+    """
+
+    arrival_rps: float
+    mean_compute_s: float
+    mean_context_tokens: float
+    output_tokens: float
+    others_output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What is learned of how estimates fail, read for every request.
+
+    hits : whether believed blocks are still there; spread : how far first tokens are from their estimates
+    conformal : what makes quantiles cover what they claim
+    """
+
+    hits: HitProbability
+    spread: ResidualSpread
+    conformal: Conformal
+
+
+@dataclass  # not frozen: that many checked assignments would be a tenth of a decision
+class Estimates:
+    """All candidates of one request, not to be changed. Times in seconds.
+
+    Grids have shape (paths, rows), of the leading ones of `PATHS`, as many as the fleet has.
+
+    possible : the engine can and, left to itself, will take this path there, and the replica may be chosen
+    reused_tokens : prompt tokens not computed, if all believed blocks are there
+    queue_s : Q, shape (rows,)
+    fetch_s : F, the fetch's duration from its start; zero where nothing is fetched
+    ready_s : earliest start the fetch allows, from now; zero where nothing is fetched
+    prefill_s : computing what is not reused, running decodes in the same steps included
+    compute_s : C, the length of the service: that, and what a fetch adds to it; max(Q, ready_s) + C is the first token
+    first_token_s : T_first, if all believed blocks are there
+    hit_probability : that they are; 1 where nothing is reused
+    stored_probability : that they are not, but the store has its part of the prompt; zero without a store
+    stored_s : T_first then, shape (rows,); if neither, it is that of RECOMPUTE
+    age_s : how long ago each tier's blocks were last heard of, (tiers, rows); NaN unknown
+    pace_s : seconds per output token there, shape (rows,)
+    decoding, remaining_tokens : decodes running there, and output they have yet to produce, shape (rows,)
+    step_growth_s : what this request's context adds to each later step, shape (rows,)
+    around, prompt_tokens : of the request
+    peers : replica each one reads from on path PEER, shape (rows,); None without peers
+    scale, shift : of the logarithm of observed over expected first token, shape (rows,); see `spread.py`
+    doubt : where those came from; None where nothing is learned
+    """
+
+    possible: Mask
+    reused_tokens: Grid
+    queue_s: Column
+    fetch_s: Grid
+    ready_s: Grid
+    prefill_s: Grid
+    compute_s: Grid
+    first_token_s: Grid
+    hit_probability: Grid
+    stored_probability: Grid
+    stored_s: Column
+    age_s: npt.NDArray[np.float64]
+    pace_s: Column
+    decoding: Column
+    remaining_tokens: Column
+    step_growth_s: Column
+    around: Surroundings
+    prompt_tokens: int
+    peers: npt.NDArray[np.int64] | None = None
+    scale: Column | float = 0.0
+    shift: Column | float = 0.0
+    doubt: Doubt | None = None
+
+    @property
+    def usable_rows(self) -> npt.NDArray[np.bool_]:
+        """Whether each replica has a possible path, shape (rows,)."""
+        return np.asarray(self.possible.any(axis=0))
+
+    @property
+    def output_tokens(self) -> float:
+        """Expected output of this request."""
+        return self.around.output_tokens
+
+    def path_at(self, row: int) -> Path:
+        """The possible path with the earliest first token on `row`; at least one must be possible there."""
+        times_s = np.where(self.possible[:, row], self.expected_s[:, row], np.inf)
+        return PATHS[int(np.argmin(times_s))]
+
+    @cached_property
+    def expected_s(self) -> Grid:
+        """Mean first token, over where the blocks then really are."""
+        if self.doubt is None:
+            return self.first_token_s
+        recompute_s, expected_s = np.empty((2, *self.first_token_s.shape))
+        recompute_s[:] = self.first_token_s[_RECOMPUTE]
+        expected_s[:] = self.stored_s
+        expected_s -= recompute_s
+        expected_s *= self.stored_probability
+        expected_s += recompute_s
+        np.subtract(self.first_token_s, recompute_s, out=recompute_s)
+        recompute_s *= self.hit_probability
+        expected_s += recompute_s
+        return np.asarray(expected_s)
+
+    @cached_property
+    def queue_price_s(self) -> Grid:
+        """Delay caused to requests that come later; see `price.py`."""
+        around = self.around
+        return queue_behind_s(
+            arrival_rps=around.arrival_rps,
+            utilisation=around.arrival_rps * around.mean_compute_s,
+            queue_s=self.queue_s,
+            work_s=self.compute_s,
+        )
+
+    @cached_property
+    def decode_price_s(self) -> Grid:
+        """Delay caused to running decodes; see `price.py`."""
+        return running_decodes_s(
+            decode_batch=self.decoding,
+            work_s=self.compute_s,
+            step_growth_s=self.step_growth_s,
+            remaining_tokens=self.remaining_tokens,
+        )
+
+    def quantiles_s(self, path: Path, row: int) -> tuple[Column, Column]:
+        """Quantiles of the first token at LEVELS of one candidate: as the mixture has them, and as issued.
+
+        Both are needed later, when the outcome corrects the second.
+        """
+        column = COLUMN[path]
+        raw = self._quantiles(np.s_[column : column + 1, row])[:, 0]
+        return raw, self._corrected(raw)
+
+    @cached_property
+    def quantile_grid_s(self) -> npt.NDArray[np.float64]:
+        """Quantiles at LEVELS of every possible candidate, shape (levels, paths, rows); inf where it is impossible."""
+        grid = np.full((len(LEVELS), *self.possible.shape), np.inf)
+        grid[:, self.possible] = self._corrected(self._quantiles(self.possible))
+        return grid
+
+    def _corrected(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return raw if self.doubt is None else self.doubt.conformal.corrected(self.prompt_tokens, raw)
+
+    def _quantiles(self, which: npt.NDArray[np.bool_] | tuple[slice, int]) -> npt.NDArray[np.float64]:
+        """(levels, n) of the candidates that `which` selects from a grid."""
+
+        def chosen(values: Grid | float) -> npt.NDArray[np.float64]:
+            return np.broadcast_to(values, self.possible.shape)[which]
+
+        hit, stored = chosen(self.hit_probability), chosen(self.stored_probability)
+        probability = np.stack((hit, stored, 1.0 - hit - stored))
+        recompute_s = self.first_token_s[_RECOMPUTE]
+        time_s = np.stack((self.first_token_s[which], chosen(self.stored_s), chosen(recompute_s)))
+        scale, shift = chosen(self.scale), chosen(self.shift)
+        return np.stack([spread_quantile_s(probability, time_s, q, scale=scale, shift=shift) for q in LEVELS])
