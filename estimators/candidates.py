@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from estimators.conformal import Conformal
+from estimators.cost import decode_share_s, gpu_seconds, money_usd
 from estimators.hit_probability import HitProbability
-from estimators.mixture import spread_quantile_s
+from estimators.mixture import spread_quantile_s, spread_quantiles_of_one_s
 from estimators.paths import COLUMN, PATHS, Path
 from estimators.price import queue_behind_s, running_decodes_s
 from estimators.spread import ResidualSpread
@@ -83,6 +84,7 @@ class Estimates:
     decoding, remaining_tokens : decodes running there, and output they have yet to produce, shape (rows,)
     step_growth_s : what this request's context adds to each later step, shape (rows,)
     around, prompt_tokens : of the request
+    pace_scale, weights_s, usd_per_hour : of the replicas, see `FleetView`
     peers : replica each one reads from on path PEER, shape (rows,); None without peers
     scale, shift : of the logarithm of observed over expected first token, shape (rows,); see `spread.py`
     doubt : where those came from; None where nothing is learned
@@ -106,6 +108,9 @@ class Estimates:
     step_growth_s: Column
     around: Surroundings
     prompt_tokens: int
+    pace_scale: Column
+    weights_s: Column
+    usd_per_hour: Column
     peers: npt.NDArray[np.int64] | None = None
     scale: Column | float = 0.0
     shift: Column | float = 0.0
@@ -168,29 +173,59 @@ class Estimates:
 
         Both are needed later, when the outcome corrects the second.
         """
-        column = COLUMN[path]
-        raw = self._quantiles(np.s_[column : column + 1, row])[:, 0]
+        at = COLUMN[path], row
+        hit, stored = float(self.hit_probability[at]), float(self.stored_probability[at])
+        outcomes = (
+            (hit, float(self.first_token_s[at])),
+            (stored, float(self.stored_s[row])),
+            (max(0.0, 1.0 - hit - stored), float(self.first_token_s[_RECOMPUTE, row])),
+        )
+        scale, shift = (
+            float(np.asarray(values)[row] if np.ndim(values) else values) for values in (self.scale, self.shift)
+        )
+        raw = np.array(spread_quantiles_of_one_s(outcomes, LEVELS, scale=scale, shift=shift))
         return raw, self._corrected(raw)
 
     @cached_property
     def quantile_grid_s(self) -> npt.NDArray[np.float64]:
         """Quantiles at LEVELS of every possible candidate, shape (levels, paths, rows); inf where it is impossible."""
         grid = np.full((len(LEVELS), *self.possible.shape), np.inf)
-        grid[:, self.possible] = self._corrected(self._quantiles(self.possible))
+        grid[:, self.possible] = self._corrected(self._quantiles())
         return grid
 
     def _corrected(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return raw if self.doubt is None else self.doubt.conformal.corrected(self.prompt_tokens, raw)
 
-    def _quantiles(self, which: npt.NDArray[np.bool_] | tuple[slice, int]) -> npt.NDArray[np.float64]:
-        """(levels, n) of the candidates that `which` selects from a grid."""
+    def _quantiles(self) -> npt.NDArray[np.float64]:
+        """(levels, n) of the possible candidates, in the order of the grid."""
 
-        def chosen(values: Grid | float) -> npt.NDArray[np.float64]:
-            return np.broadcast_to(values, self.possible.shape)[which]
+        def chosen(values: Grid | Column | float) -> npt.NDArray[np.float64]:
+            return np.broadcast_to(values, self.possible.shape)[self.possible]
 
         hit, stored = chosen(self.hit_probability), chosen(self.stored_probability)
         probability = np.stack((hit, stored, 1.0 - hit - stored))
-        recompute_s = self.first_token_s[_RECOMPUTE]
-        time_s = np.stack((self.first_token_s[which], chosen(self.stored_s), chosen(recompute_s)))
+        time_s = np.stack([chosen(s) for s in (self.first_token_s, self.stored_s, self.first_token_s[_RECOMPUTE])])
         scale, shift = chosen(self.scale), chosen(self.shift)
         return np.stack([spread_quantile_s(probability, time_s, q, scale=scale, shift=shift) for q in LEVELS])
+
+    # Money
+
+    @cached_property
+    def gpu_s(self) -> Grid:
+        """GPU seconds this request takes there: its prefill, and its share of the decode steps it is part of."""
+        return gpu_seconds(compute_s=self.compute_s, decode_s=self.decode_share_s)
+
+    @cached_property
+    def money_usd(self) -> Grid:
+        """Price of those seconds at the replica's price per hour; NaN where that is not known. See `cost.py`."""
+        return money_usd(gpu_s=self.gpu_s, usd_per_hour=self.usd_per_hour)
+
+    @property
+    def decode_share_s(self) -> Column:
+        """Its part of all decode steps it will be in, seconds, shape (rows,)."""
+        return decode_share_s(
+            shared_step_s=self.pace_scale * self.weights_s,
+            own_step_s=self.pace_scale * self.step_growth_s,
+            decode_batch=self.decoding,
+            output_tokens=self.around.output_tokens,
+        )

@@ -155,6 +155,9 @@ class Estimator:
             step_growth_s=growth_s,
             around=around,
             prompt_tokens=request.prompt_tokens,
+            pace_scale=view.pace_scale,
+            weights_s=view.weights_s,
+            usd_per_hour=view.usd_per_hour,
             peers=peers,
             scale=0.0 if doubt is None else doubt.spread.scale(now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
@@ -203,7 +206,8 @@ class Estimator:
         all_s, none_s = estimates.prefill_s[COLUMN[path], row].item(), estimates.prefill_s[_LOCAL, row].item()
         gained = float(estimates.reused_tokens[COLUMN[path], row] - estimates.reused_tokens[_LOCAL, row])
         bend_s = 0.5 * gained * gained * float(view.attention_s_per_pair[row] * view.coefficients[row, 1])
-        return Rest(all_s, max(all_s, none_s), min(bend_s, max(0.0, none_s - all_s)))
+        step_share = self.step_tokens / max(gained, 1.0)
+        return Rest(all_s, max(all_s, none_s), min(bend_s, max(0.0, none_s - all_s)), step_share)
 
     # C
 
@@ -317,7 +321,7 @@ class Estimator:
             if self._where.has_store:  # the whole prefix, from nothing
                 gained[-1], none_s[-1] = reused[-1], compute[_RECOMPUTE]
             bend_s = 0.5 * gained * gained * view.attention_s_per_pair * view.coefficients[:, 1]
-            rest = Rest(compute[_REMOTE:], none_s, bend_s)
+            rest = Rest(compute[_REMOTE:], none_s, bend_s, self.step_tokens / np.maximum(gained, 1.0))
         if discipline is not None:
             return service(
                 discipline,

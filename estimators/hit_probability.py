@@ -142,8 +142,6 @@ class HitProbability:
         self._heard_s = np.full((len(TIERS), rows), -inf)
         self._stale = [0] * len(TIERS)  # observations since all replicas were mixed anew
         self._row_offset = np.arange(rows)
-        self._cell_offset = self._row_offset + np.arange(len(TIERS))[:, None] * (rows * COLUMNS)
-        self._tier_offset = np.arange(len(TIERS))[:, None] * COLUMNS
 
     def survival(self, tier: Tier, age_s: Array | None, now_s: float) -> Array:
         """Probability that a copy last used `age_s` ago is there, 0..1; shapes (rows,). NaN: age unknown.
@@ -160,17 +158,6 @@ class HitProbability:
             prior = self._prior[index].take(column)
         left = self._left(index, now_s)
         return np.asarray(found if left == 1.0 else left * found + (1.0 - left) * prior)
-
-    def survivals(self, age_s: Array, now_s: float) -> Array:
-        """`survival` of all tiers in one go; shapes (tiers, rows)."""
-        column = AGE_EDGES_S.searchsorted(age_s)
-        found = self._read.take(column * len(self.names) + self._cell_offset)
-        left = [self._left(index, now_s) for index in range(len(TIERS))]
-        if min(left) == 1.0:
-            return found
-        prior = self._prior.take(column + self._tier_offset)
-        kept = np.array(left)[:, None]
-        return np.asarray(kept * found + (1.0 - kept) * prior)
 
     def uncertainty(self, tier: Tier, survival: Array, now_s: float) -> Array:
         """Standard deviation of what `survival` returned, shape (rows,); widest where there is no evidence."""

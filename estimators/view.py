@@ -58,6 +58,7 @@ class FleetView:
         linear_s_per_token ... decode_attention_s_per_pair : its roofline, see `estimators.roofline.Rates`
         work_rates : the three of them that a prompt's own work takes, (3, rows): linear, attention, head
         capacity_tokens : context its KV memory holds; NaN unknown
+        usd_per_hour : price of all its cards; NaN unknown
     What it is doing, from the router's own bookings
         ready (bool) : may be chosen for the request being decided
         booked (int64) : requests chosen for it and not yet ended
@@ -102,6 +103,7 @@ class FleetView:
         self._knows_capacity = False
         self.work_rates = table[_AT["linear_s_per_token"] : _AT["weights_s"]]
         self._is(rates)
+        self.usd_per_hour = np.full(rows, np.nan)
 
         self.ready = np.zeros(rows, dtype=np.bool_)
         self.booked = np.zeros(rows, dtype=np.int64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import nan
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from estimators.first_token import Discipline
 from estimators.hardware import Card
 from estimators.hit_probability import HitProbability
 from estimators.links import LinkTable
-from estimators.model_prior import prior_of
+from estimators.model_prior import Prior, prior_of
 from estimators.prefetch import PrefetchSpace
 from estimators.roofline import rates_of
 from estimators.routes import Held, Routes
@@ -82,6 +83,7 @@ def assemble(
         names=[replica.name for replica in fleet.replicas],
         rates=[rates_of(prior.shape, prior.card) for prior in priors],
     )
+    view.usd_per_hour[:] = [usd_per_hour(prior) for prior in priors]
     view.disciplines[:] = [fleet.fetch.discipline or Discipline.OVERLAPPED] * view.rows
     view.limit_s[:] = fleet.fetch.limit_ms / 1000 / fleet.speed
     directory = Directory(block_tokens, view.rows)
@@ -119,6 +121,13 @@ def assemble(
 def card_of(fleet: Fleet, replica: ReplicaSpec) -> Card | None:
     """A replica's card at the fleet's speed; None where it is not known."""
     return None if replica.card is None else fleet.card(replica.card)
+
+
+def usd_per_hour(prior: Prior) -> float:
+    """Price of a replica's cards together; NaN where the card's is not known."""
+    shards = prior.shape.shards
+    price = prior.card.usd_per_hour if prior.known else None
+    return nan if price is None else price * shards.tensor * shards.pipeline
 
 
 def has_routes(fleet: Fleet) -> bool:

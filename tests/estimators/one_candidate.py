@@ -185,7 +185,8 @@ class OnReplica:
         view, row = self.world.view, self.row
         gained = reused - base
         pair_s = float(view.attention_s_per_pair[row]) * float(view.coefficients[row, 1])
-        rest = Rest(self.prompt_s(reused), self.prompt_s(base), 0.5 * gained * gained * pair_s)
+        step_share = self.world.step_tokens / max(gained, 1.0)
+        rest = Rest(self.prompt_s(reused), self.prompt_s(base), 0.5 * gained * gained * pair_s, step_share)
         answer = service(
             self._discipline,
             queue_s=self.queue_s,

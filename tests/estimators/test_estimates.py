@@ -150,7 +150,9 @@ def test_every_discipline_agrees_on_an_idle_replica_within_its_fetch(discipline:
     all_there_s = float(estimates.prefill_s[REMOTE, 0])
     first_s = float(estimates.first_token_s[REMOTE, 0])
     assert all_there_s - 1e-12 <= first_s
-    assert first_s <= min(fetch_s + all_there_s, recompute_s) + 1e-12 or first_s == pytest.approx(recompute_s)
+    # An engine that computes from the other end does not stop within a step.
+    step_s = recompute_s * 2048 / 8448 if discipline is Discipline.TWO_ENDS else 0.0
+    assert first_s <= min(fetch_s + all_there_s, recompute_s) + step_s + 1e-12 or first_s == pytest.approx(recompute_s)
 
 
 def test_running_decodes_slow_a_prefill_and_lengthen_the_pace() -> None:
@@ -291,7 +293,7 @@ def test_quantiles_of_the_grid_are_those_of_each_candidate() -> None:
     estimates = estimate(view, held([100, 300], 500), an_estimator(network_bytes_per_s=25e9, doubt=doubt(view)))
     for column, row in np.argwhere(estimates.possible):
         _raw, issued = estimates.quantiles_s(PATHS[column], int(row))
-        assert estimates.quantile_grid_s[:, column, row] == pytest.approx(issued)
+        assert estimates.quantile_grid_s[:, column, row] == pytest.approx(issued, rel=1e-4)
     assert np.isinf(estimates.quantile_grid_s[:, ~estimates.possible]).all()
 
 
@@ -322,3 +324,16 @@ def test_the_main_source_is_where_most_of_the_prompt_came_from(local: int, remot
 
 def test_paths_and_columns_agree() -> None:
     assert [PATHS[COLUMN[path]] for path in Path] == list(Path)
+
+
+def test_money_is_gpu_seconds_at_the_replicas_price_and_unknown_where_that_is() -> None:
+    view = a_fleet("A100", "H20")
+    view.usd_per_hour[0] = 1.8
+    view.decode_batch[0] = 9
+    estimates = estimate(view, held([500, 500]))
+    own_step_s = 8448 * view.context_s_per_token[0]
+    decode_s = 256 * (view.weights_s[0] / 10 + own_step_s)  # a tenth of reading the weights, and all of its own KV
+    assert estimates.gpu_s[LOCAL, 0] == pytest.approx(estimates.compute_s[LOCAL, 0] + decode_s)
+    assert estimates.money_usd[LOCAL, 0] == pytest.approx(1.8 / 3600 * estimates.gpu_s[LOCAL, 0])
+    assert np.isnan(estimates.money_usd[:, 1]).all()
+    assert np.all(estimates.money_usd[LOCAL, 0] < estimates.money_usd[RECOMPUTE, 0])
