@@ -27,7 +27,6 @@ from estimators.ranges import require
 from estimators.stored import mapping, weights
 from estimators.survival import (
     AGE_EDGES_S,
-    COLUMNS,
     PRIOR_FALSE,
     PRIOR_TRUE,
     SurvivalCurve,
