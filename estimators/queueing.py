@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from math import isnan
 
+from math import isnan
+
 import numpy as np
 import numpy.typing as npt
 
@@ -104,9 +106,19 @@ def memory_wait_s(
 
 def beside_one(view: FleetView, row: int, mean_context_tokens: float) -> Beside:
     """`beside` of one replica, as scalars."""
-    near = beside(view, mean_context_tokens)
-    columns = (near.decodes, near.linear_s, near.attention_s, near.memory_s, near.weights_s)
-    return Beside(*(float(np.asarray(column)[row]) for column in columns))
+    foreign = view.foreign_decoding.item(row)
+    if isnan(foreign):
+        foreign = or_mean_of_known(view.foreign_decoding, view.ready).item(row)
+    batch = view.decode_batch.item(row) + foreign
+    context = view.decode_context_tokens.item(row) + foreign * mean_context_tokens
+    weights_s = view.weights_s.item(row)
+    return Beside(
+        decodes=batch,
+        linear_s=batch * (view.linear_s_per_token.item(row) + view.head_s.item(row)),
+        attention_s=context * view.decode_attention_s_per_pair.item(row),
+        memory_s=weights_s + context * view.context_s_per_token.item(row),
+        weights_s=weights_s,
+    )
 
 
 def or_mean_of_known(reported: Column, alike: npt.NDArray[np.bool_]) -> Column:

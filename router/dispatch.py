@@ -429,6 +429,7 @@ class Dispatcher:
             strict=True,
         )
         candidates: list[Candidate] = []
+        names, calibration_state = self.view.names, self.learning.calibration_state
         for (
             column,
             row,
@@ -451,22 +452,22 @@ class Dispatcher:
                 receipt.chosen = len(candidates)
             own = 0 if path is Path.RECOMPUTE else int(local)
             candidates.append(
-                Candidate(
-                    replica=self.view.names[row],
-                    path=path.value,
-                    queue_s=queue,
-                    fetch_s=fetch,
-                    compute_s=compute,
-                    first_token_s=first,
-                    expected_s=mean,
-                    hit_probability=hit,
-                    local_tokens=own,
-                    fetched_tokens=int(reused) - own,
-                    pace_s=pace,
-                    queue_price_s=behind,
-                    decode_price_s=beside,
-                    signal_age_s=None if isnan(age_s) else age_s,
-                    calibration=self.learning.calibration_state(n),
+                Candidate(  # by position: names cost as much again, for every candidate of every decision
+                    names[row],
+                    path.value,
+                    queue,
+                    fetch,
+                    compute,
+                    first,
+                    mean,
+                    hit,
+                    own,
+                    int(reused) - own,
+                    pace,
+                    behind,
+                    beside,
+                    None if isnan(age_s) else age_s,
+                    calibration_state(n),
                 )
             )
         if receipt.chosen is not None:
