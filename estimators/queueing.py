@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from math import isnan
 
-from math import isnan
-
 import numpy as np
 import numpy.typing as npt
 
