@@ -164,7 +164,7 @@ class Estimates:
         return running_decodes_s(
             decode_batch=self.decoding,
             work_s=self.compute_s,
-            step_growth_s=self.step_growth_s,
+            step_growth_s=self.pace_scale * self.step_growth_s,
             remaining_tokens=self.remaining_tokens,
         )
 

@@ -9,6 +9,8 @@ Blind to  blocks that are evicted only in part: all a path reuses is there, or n
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from estimators.candidates import LEVELS, Doubt, Estimates, Grid, Surroundings
@@ -17,7 +19,7 @@ from estimators.first_token import Discipline, Rest, Service, in_turn_mask, serv
 from estimators.paths import COLUMN, PATHS, Path
 from estimators.prefetch import PrefetchSpace
 from estimators.prefill_features import Beside, prefill_s
-from estimators.queueing import beside, memory_wait_s, or_mean_of_known, start_s
+from estimators.queueing import beside, decode_step_s, memory_wait_s, or_mean_of_known, start_s
 from estimators.ranges import require
 from estimators.request import RequestFacts
 from estimators.routes import DISK, HOST, NO_LINK, PEER, STORE, Held, Routes, Rows
@@ -97,12 +99,14 @@ class Estimator:
     ) -> Estimates:
         """Estimates of `request` as it stands at `now_s`. Replicas that are not ready have no possible path."""
         where, discipline, doubt = self._where, view.discipline, self.doubt
+        if where.has_peers and not view.up.all():  # who is down cannot be read from
+            held = replace(held, local_blocks=np.where(view.up, held.local_blocks, 0))
         peers = where.peers(held, now_s)
         if self._few is not None and discipline is Discipline.OVERLAPPED and self.space is None:
             return self._few.estimate(request, held, peers, view, around, now_s)
         paths, prompt = where.paths, float(max(request.prompt_tokens, 1))
         reused = where.reused_tokens(held, peers, block_tokens=request.block_tokens, prompt=prompt)
-        near = beside(view, around.mean_context_tokens)
+        near = beside(view, float(self.costs.read_tokens(around.mean_context_tokens)))
         computed = self._compute_s(prompt, reused, view, near)
         prefill = compute = computed[:-1]
         pace_s, growth_s = self._pace(view, near, prompt)
@@ -254,7 +258,7 @@ class Estimator:
         now_s: float,
     ) -> Column:
         foreign = or_mean_of_known(view.foreign_waiting, view.ready)
-        step_s = view.pace_scale * near.memory_s
+        step_s = view.pace_scale * decode_step_s(view, near)
         step_s *= np.sign(near.decodes)  # nothing, where nothing decodes
         queue = start_s(
             view,

@@ -166,7 +166,7 @@ class FewReplicas:
             of_linear, of_attention, of_steps, of_constant, of_memory,
             waiting_linear_s, waiting_attention_s, waiting_tokens, waiting_context, held_s,
             head_ends_s, head_compute_s, head_tokens,
-            batch, context, remaining, _, _, capacity, pace_scale, occupancy,
+            batch, context, read, remaining, _, _, capacity, pace_scale, occupancy,
         ) = row
         # fmt: on
         costs, prompt, plain = self._costs, asked.prompt, self._costs.plain
@@ -174,7 +174,7 @@ class FewReplicas:
 
         # What running decodes make of every step.
         decodes = batch + foreign_decoding
-        contexts = context + foreign_decoding * mean_context
+        contexts = read + foreign_decoding * (mean_context if plain else float(costs.read_tokens(mean_context)))
         linear_s = decodes * (token_s + head_s)
         attention_s = contexts * decode_pair_s
         memory_s = weights_s + contexts * context_s
@@ -212,7 +212,8 @@ class FewReplicas:
         if head_ends_s > -inf:
             queue_s += max(head_ends_s - asked.now_s, OVERDUE_SHARE * head_compute_s)
         elif decodes > 0.0:
-            queue_s += 0.5 * pace_scale * memory_s
+            untouched = 0.0 if costs.chosen_share >= 1.0 else float(costs.untouched_share(decodes))
+            queue_s += 0.5 * pace_scale * (memory_s - experts_s * untouched)
         foreign = (foreign_waiting + foreign_decoding) * mean_context
         used = (context + head_tokens + waiting_context + foreign) * occupancy
         over = used + prompt - hbm - capacity
@@ -263,6 +264,7 @@ class FewReplicas:
             at_peer = in_hbm if asked.in_hbm is None else in_hbm * asked.in_hbm[other]
 
         itself = ready and not (remote and self._engine_decides)
+        unasked = in_store if self._engine_decides else 0.0  # who does not look it up has nothing to fall to
         # fmt: off
         return stored_s, (
             itself and hbm > 0.0, itself and hbm == 0.0, remote, peer,
@@ -272,7 +274,7 @@ class FewReplicas:
             queue_s + local_s, queue_s + recompute_s,
             max(queue_s, from_store_s) + remote_s, max(queue_s, from_peer_s) + peer_s,
             in_hbm, 1.0, in_both, at_peer,
-            in_store * (1.0 - in_hbm), 0.0, in_store * (1.0 - in_hbm), in_store * (1.0 - at_peer),
+            unasked * (1.0 - in_hbm), 0.0, in_store * (1.0 - in_hbm), unasked * (1.0 - at_peer),
         )
         # fmt: on
 

@@ -63,12 +63,12 @@ def waiting_s(view: FleetView, step_tokens: int, mean_context_tokens: float = 0.
 def beside(view: FleetView, mean_context_tokens: float) -> Beside:
     """What the running decodes, ours and those of others, add to each step of a prefill; columns (rows,).
 
-    mean_context_tokens : context of one foreign decode, taken to be that of ours, >= 0
+    mean_context_tokens : what a step reads of one foreign decode, taken to be that of ours, >= 0
     """
     foreign = or_mean_of_known(view.foreign_decoding, view.ready)
     batch = view.decode_batch + foreign
     context = foreign * mean_context_tokens
-    context += view.decode_context_tokens
+    context += view.decode_read_tokens
     return Beside(
         decodes=batch,
         linear_s=batch * (view.linear_s_per_token + view.head_s),
@@ -108,7 +108,7 @@ def beside_one(view: FleetView, row: int, mean_context_tokens: float) -> Beside:
     if isnan(foreign):
         foreign = or_mean_of_known(view.foreign_decoding, view.ready).item(row)
     batch = view.decode_batch.item(row) + foreign
-    context = view.decode_context_tokens.item(row) + foreign * mean_context_tokens
+    context = view.decode_read_tokens.item(row) + foreign * mean_context_tokens
     weights_s = view.weights_s.item(row)
     return Beside(
         decodes=batch,
@@ -117,6 +117,19 @@ def beside_one(view: FleetView, row: int, mean_context_tokens: float) -> Beside:
         memory_s=weights_s + context * view.context_s_per_token.item(row),
         weights_s=weights_s,
     )
+
+
+def decode_step_s(view: FleetView, near: Beside) -> Column:
+    """A step of every replica that holds its decodes alone, at the roofline, shape (rows,): few touch few experts."""
+    if view.chosen_share >= 1.0:
+        return np.asarray(near.memory_s)
+    return np.asarray(near.memory_s - view.experts_s * (1.0 - view.chosen_share) ** np.asarray(near.decodes))
+
+
+def decode_step_one_s(view: FleetView, row: int, near: Beside) -> float:
+    """`decode_step_s` of one replica, whose `beside_one` is `near`."""
+    untouched = 0.0 if view.chosen_share >= 1.0 else (1.0 - view.chosen_share) ** float(near.decodes)
+    return float(near.memory_s) - view.experts_s.item(row) * untouched
 
 
 def or_mean_of_known(reported: Column, alike: npt.NDArray[np.bool_]) -> Column:

@@ -38,6 +38,7 @@ TABLE = (
     "head_tokens",
     "decode_batch",
     "decode_context_tokens",
+    "decode_read_tokens",
     "remaining_tokens",
     "foreign_waiting",
     "foreign_decoding",
@@ -59,7 +60,9 @@ class FleetView:
         work_rates : the three of them that a prompt's own work takes, (3, rows): linear, attention, head
         capacity_tokens : context its KV memory holds; NaN unknown
         usd_per_hour : price of all its cards; NaN unknown
+        chosen_share : routed experts one token passes over all there are, of the model; 1 without experts
     What it is doing, from the router's own bookings
+        up (bool) : answers its probes, so that others may read from it
         ready (bool) : may be chosen for the request being decided
         booked (int64) : requests chosen for it and not yet ended
         head_ends_s : when the prefill now in service should end, absolute; -inf when none is
@@ -72,6 +75,7 @@ class FleetView:
         waiting : all of these columns together, (5, rows)
         decode_batch : booked requests past their first token
         decode_context_tokens : their context, prompt and output so far
+        decode_read_tokens : what each of their steps reads of it, see `ShapeCosts.read_tokens`
         remaining_tokens : output they have yet to produce, expected
     What it reports, with its age
         foreign_waiting, foreign_decoding : requests of others queued and running there; NaN unknown
@@ -104,7 +108,9 @@ class FleetView:
         self.work_rates = table[_AT["linear_s_per_token"] : _AT["weights_s"]]
         self._is(rates)
         self.usd_per_hour = np.full(rows, np.nan)
+        self.chosen_share = 1.0
 
+        self.up = np.ones(rows, dtype=np.bool_)
         self.ready = np.zeros(rows, dtype=np.bool_)
         self.booked = np.zeros(rows, dtype=np.int64)
         self.head_ends_s = column["head_ends_s"]
@@ -121,6 +127,7 @@ class FleetView:
         ) = self.waiting
         self.decode_batch = column["decode_batch"]
         self.decode_context_tokens = column["decode_context_tokens"]
+        self.decode_read_tokens = column["decode_read_tokens"]
         self.remaining_tokens = column["remaining_tokens"]
 
         self.foreign_waiting = column["foreign_waiting"]

@@ -123,17 +123,24 @@ class Whereabouts:
         hit = np.empty((self.paths, len(nothing)))
         hit[:] = hbm
         hit[_RECOMPUTE] = 1.0
+        own = hbm
+        if self.has_tiers:  # each as far as it adds something
+            own = hbm.copy()
+            for path, before, tier in ((_HOST, _LOCAL, Tier.HOST), (_DISK, _HOST, Tier.DISK)):
+                own *= np.where(reused[path] > reused[before], survival(hits, tier, held, now_s), 1.0)
+                hit[path] = own
+            hit[_REMOTE] = hit[_PEER] = own
         if peers is not None:
-            np.multiply(hbm, in_hbm[peers], out=hit[_PEER])
-        if self.has_tiers:
-            hit[_HOST:] *= survival(hits, Tier.HOST, held, now_s)
-            hit[_DISK] *= survival(hits, Tier.DISK, held, now_s)
+            np.multiply(own, in_hbm[peers], out=hit[_PEER])
+        stored = np.zeros(hit.shape)
         if not self.has_store or reused[self.paths, 0] < self._minimum_fetch_tokens:
-            return hit, np.zeros(hit.shape)
-        stored = np.empty(hit.shape)
-        stored[:] = store = survival(hits, Tier.REMOTE, held, now_s)
-        np.multiply(hbm, store, out=hit[_REMOTE])
-        stored -= stored * hit
+            return hit, stored
+        store = survival(hits, Tier.REMOTE, held, now_s)
+        np.multiply(own, store, out=hit[_REMOTE])
+        if self._engine_decides:  # who does not look it up has nothing to fall to
+            stored[:] = store
+            stored -= stored * hit
+            stored[_RECOMPUTE] = 0.0
         np.subtract(store, hit[_REMOTE], out=stored[_REMOTE])
         return hit, stored
 

@@ -83,6 +83,8 @@ def assemble(
         names=[replica.name for replica in fleet.replicas],
         rates=[rates_of(prior.shape, prior.card) for prior in priors],
     )
+    unknown = [name for name, prior in zip(view.names, priors, strict=True) if not prior.known]
+    view.chosen_share = costs_of(priors[0].shape).chosen_share
     view.usd_per_hour[:] = [usd_per_hour(prior) for prior in priors]
     view.disciplines[:] = [fleet.fetch.discipline or Discipline.OVERLAPPED] * view.rows
     view.limit_s[:] = fleet.fetch.limit_ms / 1000 / fleet.speed
@@ -97,7 +99,7 @@ def assemble(
         minimum_fetch_tokens=max(1, fleet.fetch.minimum_tokens),
         step_tokens=fleet.step_tokens,
         engine_decides=fleet.fetch.by == "engine",
-        doubt=Doubt(HitProbability(view.names), ResidualSpread(view.names), Conformal(LEVELS)),
+        doubt=Doubt(HitProbability(view.names), ResidualSpread(view.names, uncalibrated=unknown), Conformal(LEVELS)),
     )
     dispatcher = Dispatcher(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],

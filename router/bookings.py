@@ -8,6 +8,7 @@ view's columns in step with every change.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan, nan
 
@@ -31,7 +32,7 @@ class Forecast:
     hit_probability : that all are
     raw_quantiles_s, quantiles_s : at `estimates.LEVELS`, before and after the conformal correction
     queue_s, fetch_s : Q, and F, zero where nothing is fetched
-    local_tokens : reusable from the replica's HBM
+    own_tokens : reusable from the replica's HBM, with its host memory, and with its disk
     age_s : how long ago each tier's blocks were last heard of, in the order of `hit_probability.TIERS`; NaN unknown
     """
 
@@ -42,7 +43,7 @@ class Forecast:
     quantiles_s: list[float]
     queue_s: float
     fetch_s: float
-    local_tokens: float
+    own_tokens: tuple[float, float, float]
     age_s: npt.NDArray[np.float64]
 
     def age_of(self, tier: Tier) -> float:
@@ -62,9 +63,18 @@ class Forecast:
             quantiles_s=issued.tolist(),
             queue_s=float(estimates.queue_s[choice.row]),
             fetch_s=float(estimates.fetch_s[at]),
-            local_tokens=float(estimates.reused_tokens[COLUMN[Path.LOCAL], choice.row]),
+            own_tokens=own_tokens(estimates, choice.row),
             age_s=estimates.age_s[:, choice.row].copy(),  # the rest is lent for one decision
         )
+
+
+def own_tokens(estimates: Estimates, row: int) -> tuple[float, float, float]:
+    """Tokens a replica has in HBM, with its host memory, and with its disk; each at least the one before."""
+    reused = estimates.reused_tokens
+    hbm = float(reused[COLUMN[Path.LOCAL], row])
+    if len(reused) <= COLUMN[Path.DISK]:
+        return hbm, hbm, hbm
+    return hbm, float(reused[COLUMN[Path.HOST], row]), float(reused[COLUMN[Path.DISK], row])
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +85,7 @@ class Booking:
     linear_s, attention_s : its own work at the roofline, output head included
     held_s : how long it holds the GPU beyond that work, because its fetch does
     path, forecast : as chosen, and what was expected of it
+    read_tokens : what one of its decode steps reads of its context, on average over its life
     remaining_tokens : output it has yet to produce at a random moment of its decode, expected
     new_tokens, reused_tokens : prompt tokens expected to be computed, and not
     ready_at_s : earliest start its fetch allows
@@ -93,6 +104,7 @@ class Booking:
     path: Path
     forecast: Forecast
     remaining_tokens: float
+    read_tokens: float
     new_tokens: float
     reused_tokens: float
     output_tokens: float
@@ -109,10 +121,14 @@ class Booking:
 
 
 class Ledger:
-    """Bookings of a whole fleet. Every `place` is ended by one `release`."""
+    """Bookings of a whole fleet. Every `place` is ended by one `release`.
 
-    def __init__(self, view: FleetView) -> None:
+    read_tokens : what a decode step reads of a context, in tokens; see `ShapeCosts`
+    """
+
+    def __init__(self, view: FleetView, read_tokens: Callable[[float], float] = float) -> None:
         self._view = view
+        self._read_tokens = read_tokens
         # Ordered dictionaries: the first of a plain one takes ever longer to find when firsts are deleted.
         self._waiting: list[OrderedDict[Booking, None]] = [OrderedDict() for _ in range(view.rows)]
 
@@ -143,6 +159,7 @@ class Ledger:
             path=choice.path,
             forecast=Forecast.of(estimates, choice),
             remaining_tokens=remaining_tokens,
+            read_tokens=float(self._read_tokens(request.prompt_tokens + estimates.output_tokens / 2)),
             new_tokens=max(1.0, request.prompt_tokens - reused),
             reused_tokens=reused,
             output_tokens=estimates.output_tokens,
@@ -173,6 +190,7 @@ class Ledger:
         if booking.decoding:
             view.decode_batch[row] -= 1
             view.decode_context_tokens[row] -= booking.mean_context_tokens
+            view.decode_read_tokens[row] -= booking.read_tokens
             view.remaining_tokens[row] -= booking.remaining_tokens
         elif booking.request.generates:
             self._leave_queue(booking, now_s, seen=False)
@@ -207,6 +225,7 @@ class Ledger:
         booking.decoding = True
         self._view.decode_batch[booking.row] += 1
         self._view.decode_context_tokens[booking.row] += booking.mean_context_tokens
+        self._view.decode_read_tokens[booking.row] += booking.read_tokens
         self._view.remaining_tokens[booking.row] += booking.remaining_tokens
 
     def _leave_queue(self, booking: Booking, now_s: float, *, seen: bool) -> None:

@@ -114,7 +114,7 @@ class Dispatcher:
         self._on_receipt = on_receipt
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
-        self._ledger = Ledger(view)
+        self._ledger = Ledger(view, estimator.costs.read_tokens)
         self.learning = Learning(
             view,
             estimator,
@@ -123,6 +123,7 @@ class Dispatcher:
             learn_disciplines=learn_disciplines,
         )
         self._standing = [Standing() for _ in range(view.rows)]
+        view.up[:] = False
 
     # Requests
 
@@ -233,11 +234,12 @@ class Dispatcher:
         """`row` answers its probes and serves `models` (empty: it did not say, so any)."""
         standing = self._standing[row]
         standing.up, standing.models = True, models
+        self.view.up[row] = True
         standing.failures, standing.rests_until_s = 0, -np.inf
 
     def replica_down(self, row: int) -> None:
         """`row` does not answer its probes: not chosen until it does, running streams untouched."""
-        self._standing[row].up = False
+        self._standing[row].up = self.view.up[row] = False
         self.load_reported(row, running=None, waiting=None, sent_s=0.0, now_s=np.nan)
 
     def load_reported(

@@ -22,7 +22,7 @@ from estimators.estimates import Estimates, Estimator, Surroundings
 from estimators.hit_probability import Evidence
 from estimators.output_length import Kind, OutputLength, kind_of
 from estimators.prefill_features import Beside
-from estimators.queueing import beside_one
+from estimators.queueing import beside_one, decode_step_one_s
 from estimators.request import RequestFacts
 from estimators.stored import mapping
 from estimators.tiers import Tier
@@ -36,6 +36,7 @@ from router.prompts import CharactersPerToken
 from router.samples import Computed, PrefillSamples
 
 MODELS_APART = 64  # models whose traffic is learned apart
+LONGEST_ANSWER_TOKENS = 1_000_000  # beyond what any model's context holds
 CALIBRATED_SAMPLES = 20  # first tokens after which a replica's times are more observed than believed
 
 # Context booked against KV memory in use: requests that share blocks need less than the sum of their contexts.
@@ -99,7 +100,7 @@ class Learning:
             mean_compute_s=traffic.mean_compute_s,
             mean_context_tokens=traffic.mean_context_tokens,
             output_tokens=max(1.0, self._output.expected(request.max_tokens, kind_of_request(request))),
-            others_output_tokens=max(1.0, self._output.running_tokens()),
+            others_output_tokens=max(1.0, self._output.running_tokens(kind_of_model(request))),
         )
 
     def remaining_tokens(self, request: RequestFacts) -> float:
@@ -139,7 +140,7 @@ class Learning:
         self._samples.ended(booking, computed_by(booking, ended), now_s)
         if self._outcomes is not None and request.streams:
             self._outcomes.answered(booking, ended.cached_tokens, now_s)
-        tokens = ended.output_tokens if ended.output_tokens is not None else ended.events
+        tokens = produced_by(request, ended)
         if tokens:
             capped = request.max_tokens is not None and tokens >= request.max_tokens
             self._output.observe(tokens, kind_of_request(request), ended=not capped)
@@ -293,13 +294,13 @@ class Learning:
         took_s = now_s - booking.first_token_at_s
         if tokens < 2 or not took_s > 0:  # NaN: nobody saw its first token
             return
-        ideal_s = view.weights_s[row] + view.decode_context_tokens[row] * view.context_s_per_token[row]
+        ideal_s = decode_step_one_s(view, row, self._beside(row))
         view.pace_scale[row] = self._pace[row].observe(float(took_s / (tokens - 1) / ideal_s))
 
     def _whole_answer_took(self, booking: Booking, tokens: int, now_s: float) -> None:
         """Without a stream only the end is seen; it moves prefill and pace a little, each by its part in the time."""
         row, view = booking.row, self._view
-        step_s = view.weights_s[row] + view.decode_context_tokens[row] * view.context_s_per_token[row]
+        step_s = decode_step_one_s(view, row, self._beside(row))
         decode_s = float(view.pace_scale[row] * step_s) * (tokens - 1)
         expected_s = booking.forecast.first_token_s + decode_s
         took_s = now_s - booking.placed_at_s
@@ -328,6 +329,11 @@ class Learning:
         return self._traffic.setdefault(model, Traffic())
 
 
+def kind_of_model(request: RequestFacts) -> Kind:
+    """All answers of the request's model: what those that run already are like."""
+    return kind_of(model=request.base_model or request.model)
+
+
 def kind_of_request(request: RequestFacts) -> Kind:
     """The group whose answers a request's output length is learned with."""
     return kind_of(
@@ -336,6 +342,16 @@ def kind_of_request(request: RequestFacts) -> Kind:
         prompt_tokens=request.prompt_tokens,
         session=request.session,
     )
+
+
+def produced_by(request: RequestFacts, ended: Ended) -> int | None:
+    """Output tokens of an answer: as reported, else about one for each event; None where that cannot be.
+
+    No answer is longer than the client's limit or than any context, whatever an engine says.
+    """
+    tokens = ended.output_tokens if ended.output_tokens is not None else ended.events
+    most = LONGEST_ANSWER_TOKENS if request.max_tokens is None else request.max_tokens
+    return tokens if 0 < tokens <= most else None
 
 
 def computed_by(booking: Booking, ended: Ended) -> Computed | None:

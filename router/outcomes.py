@@ -17,8 +17,9 @@ from estimators.paths import Path
 from estimators.tiers import Tier
 from router.bookings import Booking
 
-# Where the blocks beyond those of HBM are from, on each path.
-_BEYOND: dict[Path, Tier] = {Path.REMOTE: Tier.REMOTE, Path.HOST: Tier.HOST, Path.DISK: Tier.DISK}
+# A replica's own tiers in the order an engine reads them, and how many of them each path reads.
+_OWN = (Tier.HBM, Tier.HOST, Tier.DISK)
+_DEEPEST = {Path.LOCAL: 1, Path.HOST: 2, Path.DISK: 3, Path.REMOTE: 3, Path.PEER: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,15 @@ class Part:
 
 def parts_of(booking: Booking) -> Iterator[Part]:
     """What was expected from each tier, in the order of the prompt. A peer's HBM is not this replica's."""
-    local = min(booking.forecast.local_tokens, booking.reused_tokens)
-    if local > 0:
-        yield Part(Tier.HBM, 0.0, local)
-    tier = _BEYOND.get(booking.path)
-    if tier is not None and booking.reused_tokens > local:
-        yield Part(tier, local, booking.reused_tokens)
+    if booking.path is Path.RECOMPUTE:
+        return
+    start = 0.0
+    for tier, stop in zip(_OWN[: _DEEPEST[booking.path]], booking.forecast.own_tokens, strict=False):
+        if stop > start:
+            yield Part(tier, start, stop)
+        start = max(start, stop)
+    if booking.path is Path.REMOTE and booking.reused_tokens > start:
+        yield Part(Tier.REMOTE, start, booking.reused_tokens)
 
 
 class Outcomes:
@@ -59,7 +63,7 @@ class Outcomes:
         self._doubt.hits.expected(
             booking.row,
             Tier.HBM,
-            reuse_tokens=min(forecast.local_tokens, booking.reused_tokens),
+            reuse_tokens=min(forecast.own_tokens[0], booking.reused_tokens),
             prompt_tokens=request.prompt_tokens,
             age_s=forecast.age_of(Tier.HBM),
         )

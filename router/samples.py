@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estimators.prefill_features import Beside, prefill_features
+from estimators.queueing import decode_step_one_s
 from estimators.view import FleetView
 from router.bookings import Booking
 
@@ -168,7 +169,7 @@ class PrefillSamples:
         """The GPU takes `booking` next: at the end of the step in progress, if it is there then."""
         beside = self._beside(booking.row)
         pace = float(self._view.pace_scale[booking.row])
-        step_s = pace * float(beside.memory_s) if beside.decodes > 0 else 0.0
+        step_s = pace * decode_step_one_s(self._view, booking.row, beside) if beside.decodes > 0 else 0.0
         lane.free_at_s = now_s + step_s / 2 if booking.ready_at_s <= now_s else nan
         lane.blur_s = step_s / sqrt(12)  # of a moment that is anywhere in the step
         lane.beside = beside

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from estimators.paths import PATHS, main_source
+from estimators.paths import Path, main_source
 from loadtest.replay.bounds import best_possible_s, ideal_cached_tokens, mean_bound, prefill_alone_s
 from loadtest.replay.results import NOWHERE, Floats, Ints, Result
 from loadtest.traffic import TrafficRow
@@ -154,9 +154,9 @@ def summary(
         prediction_error_p50=quantile(np.abs(result.predicted_s[ok] - first_s) / first_s, 0.5),
         coverage_p90=coverage(result.predicted_p90_s[ok], first_s),
         coverage_p99=coverage(result.predicted_p99_s[ok], first_s),
-        local_share=shares[0],
-        remote_share=shares[1],
-        recompute_share=shares[2],
+        local_share=shares[Path.LOCAL],
+        remote_share=shares[Path.REMOTE],
+        recompute_share=shares[Path.RECOMPUTE],
         took_s=result.took_s,
     )
 
@@ -183,8 +183,11 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else nan
 
 
-def source_shares(result: Result, counted: npt.NDArray[np.bool_]) -> list[float]:
-    """Share of placed requests whose prompt came mainly from each of PATHS, as believed at the choice."""
+def source_shares(result: Result, counted: npt.NDArray[np.bool_]) -> dict[Path, float]:
+    """Share of placed requests whose prompt came mainly from each source, as believed at the choice.
+
+    REMOTE is whatever came from outside HBM: the store, a peer, or a tier of the replica.
+    """
     placed = np.flatnonzero(counted & (result.path >= 0))
     sources = [
         main_source(
@@ -194,7 +197,7 @@ def source_shares(result: Result, counted: npt.NDArray[np.bool_]) -> list[float]
         )
         for index in placed
     ]
-    return [ratio(sources.count(path), len(sources)) for path in PATHS]
+    return {path: ratio(sources.count(path), len(sources)) for path in (Path.LOCAL, Path.REMOTE, Path.RECOMPUTE)}
 
 
 def prefill_work_s(result: Result, fleet: Fleet) -> Floats:

@@ -77,7 +77,8 @@ class OnReplica:
         self.waiting = known(view.foreign_waiting, view.ready, row)
         self.decoding = known(view.foreign_decoding, view.ready, row)
         self.decodes = float(view.decode_batch[row]) + self.decoding
-        context = float(view.decode_context_tokens[row]) + self.decoding * around.mean_context_tokens
+        foreign_read = float(world.costs.read_tokens(around.mean_context_tokens))
+        context = float(view.decode_read_tokens[row]) + self.decoding * foreign_read
         weights_s = float(view.weights_s[row])
         self.beside = Beside(
             decodes=self.decodes,
@@ -119,7 +120,8 @@ class OnReplica:
             left_s = float(view.head_ends_s[row]) - self.world.now_s
             queue_s += max(left_s, OVERDUE_SHARE * float(view.head_compute_s[row]))
         elif self.decodes > 0:
-            queue_s += float(view.pace_scale[row]) * float(self.beside.memory_s) / 2.0
+            untouched_s = float(view.experts_s[row]) * float(self.world.costs.untouched_share(self.decodes))
+            queue_s += float(view.pace_scale[row]) * (float(self.beside.memory_s) - untouched_s) / 2.0
         if view.waiting_tokens[row] > 0:
             linear_s, attention_s = float(view.waiting_linear_s[row]), float(view.waiting_attention_s[row])
             queue_s += self.prefill_s(linear_s, attention_s, max(1.0, float(view.waiting_tokens[row])))
@@ -210,9 +212,9 @@ class OnReplica:
         hit = self.survives(Tier.HBM, self.row) if self.hbm > 0 else 1.0
         if path is Path.PEER and self.peer is not None:
             hit *= self.survives(Tier.HBM, self.peer)
-        if path in (Path.HOST, Path.DISK):
+        if path is not Path.LOCAL and self.host > self.hbm:
             hit *= self.survives(Tier.HOST, self.row)
-        if path is Path.DISK:
+        if path not in (Path.LOCAL, Path.HOST) and self.disk > self.host:
             hit *= self.survives(Tier.DISK, self.row)
         return hit
 
@@ -221,7 +223,10 @@ class OnReplica:
         if self.world.doubt is None or not self.world.routes.store or self.store < self.world.minimum_fetch_tokens:
             return hit, 0.0
         store = self.survives(Tier.REMOTE, self.row)
-        return (hit * store if path is Path.REMOTE else hit), (1.0 - hit) * store
+        if path is Path.REMOTE:
+            return hit * store, (1.0 - hit) * store
+        falls_to_it = self.world.engine_decides and path is not Path.RECOMPUTE
+        return hit, (1.0 - hit) * store if falls_to_it else 0.0
 
     def _adds(self, path: Path) -> bool:
         begin = self.hbm if path is Path.HOST else self.host if path is Path.DISK else self.disk

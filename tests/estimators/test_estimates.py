@@ -125,7 +125,7 @@ def test_the_work_of_a_path_is_that_of_its_features_times_the_corrections_of_its
     """The route that learning takes: feature by feature, one replica at a time."""
     view = a_fleet("A100", "H20")
     view.coefficients[1] = [1.3, 2.0, 0.4, 0.1, 0.7]
-    view.decode_batch[1], view.decode_context_tokens[1] = 20, 100_000
+    view.decode_batch[1], view.decode_read_tokens[1] = 20, 100_000
     estimator = an_estimator(network_bytes_per_s=25e9)
     estimates = estimate(view, held([100, 527], 500), estimator)
     for (column, row), prefill_s in np.ndenumerate(estimates.prefill_s):
@@ -157,7 +157,7 @@ def test_every_discipline_agrees_on_an_idle_replica_within_its_fetch(discipline:
 
 def test_running_decodes_slow_a_prefill_and_lengthen_the_pace() -> None:
     idle, busy = a_fleet(), a_fleet()
-    busy.decode_batch[:], busy.decode_context_tokens[:] = 16, 160_000
+    busy.decode_batch[:], busy.decode_read_tokens[:] = 16, 160_000
     quiet_one, loud_one = estimate(idle, held([0, 0])), estimate(busy, held([0, 0]))
     assert np.all(loud_one.compute_s[RECOMPUTE] > quiet_one.compute_s[RECOMPUTE])
     assert np.all(loud_one.pace_s > quiet_one.pace_s)

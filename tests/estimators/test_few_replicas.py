@@ -65,6 +65,8 @@ class Chance:
         view.waiting_context_tokens[:] *= 6000.0
         view.decode_batch[:] = np.floor(self.some(1.0, 60.0, 0.7))
         view.decode_context_tokens[:] = view.decode_batch * self.some(100.0, 9000.0)
+        view.decode_read_tokens[:] = view.decode_context_tokens * self.some(0.2, 1.0)
+        view.chosen_share = costs_of(shape).chosen_share
         view.remaining_tokens[:] = view.decode_batch * 100.0
         view.foreign_waiting[:] = np.floor(self.some(0.0, 4.0, heard, np.nan))
         view.foreign_decoding[:] = np.floor(self.some(0.0, 20.0, heard, np.nan))

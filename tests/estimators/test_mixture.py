@@ -118,7 +118,9 @@ def test_spread_quantiles_agree_with_bisection(mixture: tuple[Array, Array], q: 
     probability, time_s = mixture
     expected_s = by_bisection(probability, time_s, q, scale)
     found_s = float(spread_quantile_s(probability, time_s, q, scale=scale))
-    assert abs(math.log(found_s / expected_s)) < 1e-5 * max(1.0, scale)
+    near = abs(math.log(found_s / expected_s)) < 1e-5 * max(1.0, scale)
+    # Between two outcomes F can be flat at q: then any time there is as good.
+    assert near or reached(probability, time_s.tolist(), found_s, scale, 0.0) == pytest.approx(q, abs=1e-7)
 
 
 def test_spread_quantiles_agree_with_drawn_first_tokens() -> None:

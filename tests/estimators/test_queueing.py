@@ -63,7 +63,7 @@ def test_a_prefill_past_its_expected_end_has_something_left() -> None:
 
 def test_running_decodes_without_a_prefill_cost_half_a_step() -> None:
     view = a_fleet()
-    view.decode_batch[1], view.decode_context_tokens[1] = 4, 40_000
+    view.decode_batch[1], view.decode_read_tokens[1] = 4, 40_000
     step_s = view.weights_s[1] + 40_000 * view.context_s_per_token[1]
     assert q(view) == pytest.approx([0.0, step_s / 2])
 

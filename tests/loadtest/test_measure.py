@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from estimators import paths
 from loadtest.replay.bounds import prefill_alone_s
 from loadtest.replay.fleets import of_cards
 from loadtest.replay.measure import (
@@ -111,12 +112,14 @@ def test_an_answer_shorter_than_the_traces_is_counted_as_cut_and_a_refused_one_i
 
 
 def test_paths_are_told_by_where_most_of_a_prompt_came_from() -> None:
-    result = a_result([1.0, 1.0, 1.0, nan])
-    result.local_tokens[:] = [900, 0, 100, 0]
-    result.fetched_tokens[:] = [0, 600, 100, 0]
-    result.path[:] = [0, 1, 0, -1]
+    result = a_result([1.0] * 6 + [nan])
+    result.local_tokens[:] = [900, 800, 700, 0, 100, 0, 0]
+    result.fetched_tokens[:] = [0, 0, 0, 600, 700, 100, 0]
+    kinds = paths.Path
+    local, remote, recompute = (paths.COLUMN[path] for path in (kinds.LOCAL, kinds.REMOTE, kinds.RECOMPUTE))
+    result.path[:] = [local, local, local, remote, remote, recompute, -1]
     numbers = a_summary(result)
-    assert (numbers.local_share, numbers.remote_share, numbers.recompute_share) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert (numbers.local_share, numbers.remote_share, numbers.recompute_share) == pytest.approx((1 / 2, 1 / 3, 1 / 6))
 
 
 def test_all_work_on_one_of_two_replicas_is_an_imbalance_of_two() -> None:

@@ -121,6 +121,7 @@ def nothing_is_left(bench: Bench) -> bool:
         view.head_tokens,
         view.decode_batch,
         view.decode_context_tokens,
+        view.decode_read_tokens,
         view.remaining_tokens,
     )
     return all(np.all(np.abs(column) < 1e-9) for column in columns) and bool(np.all(view.head_ends_s == -np.inf))

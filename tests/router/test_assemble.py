@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path as FilePath
 from typing import Any
 
 import msgspec
@@ -9,20 +10,33 @@ import numpy as np
 import pytest
 
 from estimators.first_token import Discipline
+from estimators.hardware import CARDS
+from estimators.model_config import read_config
 from estimators.model_prior import KNOWN_SPREAD, UNKNOWN_SPREAD
 from estimators.paths import Path
+from estimators.roofline import Roofline
 from estimators.routes import Routes
-from router.actions import Send
-from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble, has_routes, prefetch_space, routes_of
+from estimators.shapes import QWEN3_8B, ModelShape
+from router.actions import Ended, Send
+from router.assemble import (
+    DEFAULT_BLOCK_TOKENS,
+    Core,
+    DirectoryHoldings,
+    assemble,
+    has_routes,
+    prefetch_space,
+    routes_of,
+)
 from router.config import RouterConfig
 from router.errors import ConfigError
-from router.fleet import Fleet, fleet_of_urls
+from router.fleet import Fleet, ReplicaSpec, fleet_of_urls
 from router.fleet import check_fleet as checked
 from router.receipts import Receipt
 from tests.builders import a_request
 from tests.router.dispatch_bench import Takes
 from tests.router.signals.events import MODEL, P, batch, chain_of, named, stored
 
+CONFIGS = FilePath(__file__).parents[1] / "vectors" / "hf_configs"
 GB = 1e9
 MODEL_SECTION = """
 model: {name: m, layers: 36, hidden: 4096, intermediate: 12288, heads: 32, kv_heads: 8, head_dim: 128, vocab: 151936}
@@ -237,3 +251,77 @@ def test_what_the_directory_knows_is_promised_on_the_network_and_on_that_replica
     assert busy == sorted(routes_of(fleet).store[2])
     assert fleet.model is not None
     assert outstanding[busy] == pytest.approx(100 * 16 * fleet.model.kv_bytes_per_token)
+
+
+# What is learned agrees with what is estimated, whatever the model
+
+
+def decoded_alone(core: Core, shape: ModelShape, *, answers: int, output: int) -> None:
+    """Requests one after the other on a replica that decodes exactly at the roofline."""
+    roofline = Roofline.of(shape, CARDS["A100"])
+    for number in range(answers):
+        now_s = number * 100.0
+        request = a_request(2000, request_id=f"r{number}", model="m")
+        (sent,) = core.dispatcher.arrived(request, now_s)
+        assert isinstance(sent, Send)
+        core.dispatcher.first_token(sent, now_s + 0.1)
+        took_s = (output - 1) * roofline.decode_step_s([2000.0 + output / 2])
+        core.dispatcher.finished(sent, Ended(200, output_tokens=output, prompt_tokens=2000), now_s + 0.1 + took_s)
+
+
+@pytest.mark.parametrize("config", ["qwen3_30b_a3b", "gpt_oss_20b", "gemma_3_27b", "qwen3_8b"])
+def test_an_engine_at_the_roofline_is_learned_to_be_at_the_roofline(config: str) -> None:
+    """Experts that a step leaves out and windows it does not read beyond are no speed of the engine."""
+    shape = read_config((CONFIGS / f"{config}.json").read_bytes(), name="m")
+    fleet = Fleet(model=shape, replicas=[ReplicaSpec(name="a", card="A100", url="http://h:1")])
+    core = assembled(fleet)
+    core.dispatcher.replica_up(0, frozenset({"m"}))
+    decoded_alone(core, shape, answers=60, output=400)
+    assert core.dispatcher.view.pace_scale[0] == pytest.approx(1.0, rel=0.03)
+
+
+def test_what_others_have_yet_to_produce_is_learned_from_answers_of_their_model() -> None:
+    fleet = a_fleet_file()
+    core = assembled(fleet)
+    core.dispatcher.replica_up(0, frozenset({"m"}))
+    decoded_alone(core, fleet.model or QWEN3_8B, answers=300, output=20)
+    around = core.dispatcher.learning.surroundings(a_request(2000, model="m"), 1, 40_000.0)
+    assert around.output_tokens == pytest.approx(20, rel=0.15)
+    assert around.others_output_tokens < 60  # from a prior of 256, whose long tail is forgotten last
+
+
+def test_a_usage_that_cannot_be_teaches_no_length() -> None:
+    core = assembled(a_fleet_file())
+    core.dispatcher.replica_up(0, frozenset({"m"}))
+    for number, tokens in enumerate((20, 10**9, 20, 10**12)):
+        (sent,) = core.dispatcher.arrived(a_request(2000, request_id=f"r{number}", model="m"), float(number))
+        assert isinstance(sent, Send)
+        core.dispatcher.first_token(sent, number + 0.1)
+        core.dispatcher.finished(sent, Ended(200, output_tokens=tokens), number + 0.5)
+    assert core.dispatcher.learning.surroundings(a_request(2000, model="m"), 1, 9.0).output_tokens < 300
+
+
+def test_nobody_reads_from_a_peer_that_is_down() -> None:
+    core = assembled(a_fleet_file("fetch: {by: directed, minimum_tokens: 1}\n", PEERS))
+    for row in (0, 1, 2):
+        core.dispatcher.replica_up(row, frozenset({MODEL}))
+        core.directory.add_source(row, MODEL)
+    for row, blocks in ((0, 200), (1, 100)):
+        core.directory.apply(row, batch(stored(P[: 16 * blocks], 1)), 0.0)
+    request = a_request(16 * 256, model=MODEL, chain=chain_of(P), block_tokens=16)
+    estimator, view = core.dispatcher._estimator, core.dispatcher.view
+    where = DirectoryHoldings(core.directory).held(request.chain)
+    view.ready[:] = True
+    around = core.dispatcher.learning.surroundings(request, 3, 1.0)
+    before = estimator.estimate(request, where, view, around, 1.0)
+    core.dispatcher.replica_down(0)
+    after = estimator.estimate(request, where, view, around, 1.0)
+    assert before.peers is not None
+    assert after.peers is not None
+    assert (int(before.peers[2]), int(after.peers[2])) == (0, 1)
+
+
+def test_unknown_cards_doubt_their_first_tokens_more() -> None:
+    known, unknown = assembled(a_fleet_file()), assembled(fleet_of_urls(["http://h:1", "http://h:2", "http://h:3"]))
+    scales = [float(core.dispatcher._estimator.doubt.spread.scale(0.0)[0]) for core in (known, unknown)]  # type: ignore[union-attr]
+    assert scales[0] < scales[1]

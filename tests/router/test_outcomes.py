@@ -66,16 +66,24 @@ def test_a_booking_is_made_of_what_each_tier_was_to_give_in_the_order_of_the_pro
 
 
 @pytest.mark.parametrize(
-    ("path", "tier"),
-    [(Path.REMOTE, Tier.REMOTE), (Path.HOST, Tier.HOST), (Path.DISK, Tier.DISK), (Path.PEER, None)],
+    ("path", "expected"),
+    [
+        (Path.LOCAL, [(Tier.HBM, 0, 1600)]),
+        (Path.HOST, [(Tier.HBM, 0, 1600), (Tier.HOST, 1600, 3200)]),
+        (Path.DISK, [(Tier.HBM, 0, 1600), (Tier.HOST, 1600, 3200), (Tier.DISK, 3200, 4800)]),
+        (Path.PEER, [(Tier.HBM, 0, 1600), (Tier.HOST, 1600, 3200), (Tier.DISK, 3200, 4800)]),
+        (
+            Path.REMOTE,
+            [(Tier.HBM, 0, 1600), (Tier.HOST, 1600, 3200), (Tier.DISK, 3200, 4800), (Tier.REMOTE, 4800, 8192)],
+        ),
+        (Path.RECOMPUTE, []),
+    ],
 )
-def test_what_comes_beyond_hbm_is_of_the_paths_own_tier_and_a_peers_is_nobodys_here(
-    path: Path, tier: Tier | None
-) -> None:
+def test_each_tier_answers_for_its_own_part_of_the_prompt(path: Path, expected: list[tuple[Tier, int, int]]) -> None:
     booking = Bench().booked(where=MIXED, path=Path.REMOTE)
-    booking.path = path
-    tiers = [part.tier for part in parts_of(booking)]
-    assert tiers == [Tier.HBM] + ([] if tier is None else [tier])
+    booking.forecast = replace(booking.forecast, own_tokens=(1600.0, 3200.0, 4800.0))
+    booking.path, booking.reused_tokens = path, 8192.0
+    assert [(part.tier, part.start_tokens, part.stop_tokens) for part in parts_of(booking)] == expected
 
 
 # Reported reuse
