@@ -110,7 +110,7 @@ class Estimator:
         computed = self._compute_s(prompt, reused, view, near)
         prefill = compute = computed[:-1]
         pace_s, growth_s = self._pace(view, near, prompt)
-        queue = self._queue_s(view, around, near, computed[-1], pace_s, prompt - reused[_LOCAL], now_s)
+        queue = self._queue_s(view, around, near, computed, pace_s, prompt - reused[_LOCAL], now_s)
 
         fetch = ready = np.zeros(prefill.shape)
         size = None
@@ -252,7 +252,7 @@ class Estimator:
         view: FleetView,
         around: Surroundings,
         near: Beside,
-        waiting_s: Column,
+        computed: Grid,
         pace_s: Column,
         needed_tokens: Column,
         now_s: float,
@@ -264,9 +264,10 @@ class Estimator:
             view,
             now_s,
             step_s=step_s,
-            waiting_s=waiting_s + view.waiting_held_s,
+            waiting_s=computed[-1] + view.waiting_held_s,
             foreign_waiting=foreign,
-            mean_compute_s=around.mean_compute_s,
+            # While nothing is answered yet, others are taken to be as this one.
+            mean_compute_s=around.mean_compute_s or computed[_RECOMPUTE],
         )
         if not view.knows_capacity:
             return queue

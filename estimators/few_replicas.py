@@ -206,7 +206,7 @@ class FewReplicas:
         if costs.chosen_share < 1.0:  # a few decodes touch few of the experts
             pace_s -= experts_s * float(costs.untouched_share(decodes + 1.0))
         pace_s *= pace_scale
-        queue_s = held_s + foreign_waiting * around.mean_compute_s
+        queue_s = held_s + foreign_waiting * (around.mean_compute_s or computed[1])
         if waiting_tokens > 0.0:
             queue_s += computed.pop()
         if head_ends_s > -inf:

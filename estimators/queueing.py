@@ -31,7 +31,13 @@ _HALF, _OVERDUE_SHARE = np.array(0.5), np.array(OVERDUE_SHARE)
 
 
 def start_s(
-    view: FleetView, now_s: float, *, step_s: Column, waiting_s: Column, foreign_waiting: Column, mean_compute_s: float
+    view: FleetView,
+    now_s: float,
+    *,
+    step_s: Column,
+    waiting_s: Column,
+    foreign_waiting: Column,
+    mean_compute_s: Column | float,
 ) -> Column:
     """When the GPU of every replica could start a new request, KV memory aside: seconds from `now_s`, (rows,), >= 0.
 

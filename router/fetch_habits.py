@@ -8,10 +8,15 @@ Blind to  engines that change their discipline from request to request
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 
-from estimators.discipline import DisciplineLearner
+from estimators.discipline import DisciplineLearner, Seen
 from estimators.estimates import Estimates, Estimator
+from estimators.first_token import Discipline
+from estimators.stored import number
 from estimators.turns import Standing, Turns
 from estimators.view import FleetView
 from policies.base import Choice
@@ -27,8 +32,12 @@ ASK_EVERY = 10  # fetches: evidence is added up in batches, and asking costs mor
 class FetchHabits:
     """What each replica does about a fetch, learned from its first tokens, and written to the fleet view once sure."""
 
-    def __init__(self, view: FleetView, estimator: Estimator) -> None:
+    def __init__(
+        self, view: FleetView, estimator: Estimator, disturbed: Callable[[int], bool] = lambda row: False
+    ) -> None:
+        """`disturbed` : whether something else may hold up the prefills of a row now."""
         self._view = view
+        self._disturbed = disturbed
         self._estimator = estimator
         self.learners = [
             DisciplineLearner(layers=estimator.layers, limits_s=[limit_s * factor for factor in LIMIT_FACTORS])
@@ -36,7 +45,9 @@ class FetchHabits:
         ]
         self._turns = [Turns(layers=estimator.layers) for _ in range(view.rows)]
         self._standing: dict[Booking, Standing] = {}
-        self._seen = [0] * view.rows
+        self._seen: dict[Booking, Seen] = {}  # from the first token to the end of the answer
+        self._observed = [0] * view.rows
+        self._verdicts: list[Discipline | None] = [None] * view.rows
 
     def placed(self, booking: Booking, choice: Choice, estimates: Estimates, now_s: float) -> None:
         """It was sent; what its fetch and its prefill would take under each discipline is worked out now."""
@@ -57,25 +68,47 @@ class FetchHabits:
         """Its first token came."""
         standing = self._standing.pop(booking, None)
         seen = None if standing is None else self._turns[booking.row].first_token(standing, now_s)
-        if seen is None or seen.first_token_s <= 0:
-            return
-        learner = self.learners[booking.row]
-        learner.observe(seen)
-        self._seen[booking.row] += 1
-        if self._seen[booking.row] % ASK_EVERY == 0:
-            self._take_over(booking.row, learner)
+        if seen is not None and seen.first_token_s > 0 and not self._disturbed(booking.row):
+            self._seen[booking] = seen
 
-    def _take_over(self, row: int, learner: DisciplineLearner) -> None:
-        verdict = learner.verdict()
-        if verdict.discipline is None or verdict.fetches < SURE_AFTER_FETCHES:
+    def answered(self, booking: Booking, cached_tokens: int | None) -> None:
+        """Its answer ended well; cached_tokens as reported, None if they were not.
+
+        Where the report says that no more was reused than HBM had, nothing was fetched: its first token says nothing.
+        """
+        seen = self._seen.pop(booking, None)
+        if seen is None or (cached_tokens is not None and cached_tokens <= booking.forecast.own_tokens[0]):
+            return
+        row = booking.row
+        self.learners[row].observe(seen)
+        self._observed[row] += 1
+        if self._observed[row] % ASK_EVERY == 0:
+            self._take_over(row)
+
+    def _take_over(self, row: int) -> None:
+        """Believe a verdict that is sure, and was the same the time before."""
+        verdict = self.learners[row].verdict()
+        before, self._verdicts[row] = self._verdicts[row], verdict.discipline
+        if verdict.discipline is None or verdict.fetches < SURE_AFTER_FETCHES or before is not verdict.discipline:
             return
         if verdict.probability >= SURE_PROBABILITY and self._view.disciplines[row] not in verdict.alike:
             self._view.disciplines[row] = verdict.discipline
             if not np.isnan(verdict.limit_s):
                 self._view.limit_s[row] = verdict.limit_s
 
+    def state(self, row: int) -> dict[str, Any]:
+        """What is believed of one replica, as plain values."""
+        return {"discipline": self._view.disciplines[row].value, "limit_s": float(self._view.limit_s[row])}
+
+    def restore(self, row: int, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave. Raises ValueError for anything else, and then nothing has changed."""
+        discipline = Discipline(state["discipline"])
+        limit_s = number(state.get("limit_s"), "limit_s", least=0.0)
+        self._view.disciplines[row], self._view.limit_s[row] = discipline, limit_s
+
     def ended(self, booking: Booking) -> None:
         """It ended; without a first token it teaches nothing."""
+        self._seen.pop(booking, None)
         standing = self._standing.pop(booking, None)
         if standing is not None:
             self._turns[booking.row].gone(standing)

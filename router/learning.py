@@ -90,7 +90,7 @@ class Learning:
         self._names_reuse: set[int] = set()  # rows whose usage has named reused tokens
         self._counters: list[PrefixCounters | None] = [None] * view.rows
         self._outcomes = None if estimator.doubt is None else Outcomes(estimator.doubt)
-        self._fetches = FetchHabits(view, estimator) if learn_disciplines else None
+        self._fetches = FetchHabits(view, estimator, self._disturbed) if learn_disciplines else None
 
     def surroundings(self, request: RequestFacts, replicas: int, now_s: float) -> Surroundings:
         """What else goes on for this model. Per-replica rates would feed back, so all its `replicas` share one."""
@@ -140,6 +140,8 @@ class Learning:
         self._samples.ended(booking, computed_by(booking, ended), now_s)
         if self._outcomes is not None and request.streams:
             self._outcomes.answered(booking, ended.cached_tokens, now_s)
+        if self._fetches is not None and request.streams:
+            self._fetches.answered(booking, ended.cached_tokens)
         tokens = produced_by(request, ended)
         if tokens:
             capped = request.max_tokens is not None and tokens >= request.max_tokens
@@ -207,6 +209,7 @@ class Learning:
                 "rates": self._rates(row),
                 "prefill": self._prefill[row].state(),
                 "pace": self._pace[row].state(),
+                "fetches": None if self._fetches is None else self._fetches.state(row),
             }
             for row, name in enumerate(self._view.names)
         }
@@ -256,6 +259,8 @@ class Learning:
         pace = ScaleCalibration()  # a new one, so that a bad prefill leaves the old one as it was
         pace.restore(mapping(state["pace"], "pace"), age_s=age_s)
         self._prefill[row].restore(mapping(state["prefill"], "prefill"), age_s=age_s)
+        if self._fetches is not None and state.get("fetches") is not None:
+            self._fetches.restore(row, mapping(state["fetches"], "fetches"))
         self._pace[row] = pace
         self._view.pace_scale[row] = pace.scale
         self._view.samples[row] = self._prefill[row].samples

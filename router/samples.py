@@ -206,7 +206,8 @@ class PrefillSamples:
         if stretch is None or not stretch.open:
             return
         stretch.open = False
-        stretch.void |= not never_idle(stretch)
+        # A fetch that held the GPU, or of which a part was used, is in the time and not in the work.
+        stretch.void |= not never_idle(stretch) or any(turn.booking.held_s > 0 for turn in stretch.turns)
         room = max(1.0, self._step_tokens - float(stretch.beside.decodes))
         tokens = sum(turn.left_tokens for turn in stretch.turns)
         steps = ceil(tokens / room)

@@ -145,6 +145,8 @@ def sources_of(args: argparse.Namespace) -> list[Source]:
         raise ConfigError("--fleet already says which replicas there are; leave --replicas and --cards out")
     cards = tuple(card.strip() for card in (args.cards or DEFAULT_CARDS).split(",") if card.strip())
     sizes = args.replicas or [max(DEFAULT_REPLICAS, len(cards))]
+    if args.cards is None:  # nobody asked for more cards than replicas
+        return [Source(args.trace, args.format, args.fleet, size, cards[:size]) for size in sizes]
     return [Source(args.trace, args.format, args.fleet, size, cards) for size in sizes]
 
 

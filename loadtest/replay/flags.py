@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
@@ -174,8 +175,9 @@ def numbers(kind: Callable[[str], float], what: str, low: float | None = None) -
 
 def at_least_0(text: str) -> float:
     """A converter for argparse: a finite number, 0 or more."""
-    if text.lstrip("+").rstrip("0.") == "":
-        return 0.0
+    with suppress(ValueError):
+        if float(text) == 0.0:
+            return 0.0
     return number(float, "a number of at least 0")(text)
 
 

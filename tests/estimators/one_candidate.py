@@ -125,7 +125,9 @@ class OnReplica:
         if view.waiting_tokens[row] > 0:
             linear_s, attention_s = float(view.waiting_linear_s[row]), float(view.waiting_attention_s[row])
             queue_s += self.prefill_s(linear_s, attention_s, max(1.0, float(view.waiting_tokens[row])))
-        queue_s += float(view.waiting_held_s[row]) + self.waiting * self.world.around.mean_compute_s
+        queue_s += float(view.waiting_held_s[row]) + self.waiting * (
+            self.world.around.mean_compute_s or self.prompt_s(0.0)
+        )
         return max(queue_s, self._memory_s)
 
     @property

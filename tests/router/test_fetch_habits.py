@@ -38,6 +38,7 @@ class Bench(LearningBench):
         self.overlapped = LearningBench(doubts=False)  # C of any prompt, without what a fetch may hold the GPU for
         self.now_s = 0.0
         self.rng = random.Random(11)
+        self.reported_tokens: int | None = None  # reuse, as the engine says
 
     @property
     def believed(self) -> Discipline:
@@ -83,6 +84,8 @@ class Bench(LearningBench):
         took_s = float(self.served(left_s, stored).first_token_s) * self.rng.lognormvariate(0.0, NOISE)
         if answers:
             self.first_token(fetches, arrives_s + took_s)
+        if self.learning._fetches is not None:
+            self.habits.answered(fetches, self.reported_tokens)
         for booking in (ahead, fetches):
             self.end(booking, arrives_s + took_s + 1.0)
         return fetches
@@ -167,6 +170,7 @@ def test_requests_without_a_fetch_and_those_that_ended_before_their_first_token_
     for index in range(60):
         booking = bench.place(1e5 + 100.0 * index)
         bench.first_token(booking, 1e5 + 100.0 * index + 3.0)
+        bench.habits.answered(booking, None)
         bench.end(booking, 1e5 + 100.0 * index + 4.0)
     assert bench.habits.learners[0].verdict().fetches == 0
     assert bench.believed is Discipline.OVERLAPPED
@@ -179,6 +183,7 @@ def test_answers_that_show_no_first_token_teach_no_discipline(facts: dict[str, b
         now_s = 100.0 * index
         booking = bench.place(now_s, path=Path.REMOTE, where=FETCHED, **facts)
         bench.first_token(booking, now_s + 5.0)
+        bench.habits.answered(booking, None)
         bench.end(booking, now_s + 6.0)
     assert bench.habits.learners[0].verdict().fetches == 0
 
@@ -203,3 +208,20 @@ def test_a_configured_discipline_stays_whatever_is_seen() -> None:
     bench = Bench(Discipline.SERIAL, learns=False)
     bench.pairs(60)
     assert bench.believed is Discipline.OVERLAPPED
+
+
+def test_a_fetch_that_never_happened_says_nothing_of_how_fetches_are_done() -> None:
+    bench = Bench(Discipline.SERIAL)
+    bench.reported_tokens = 0
+    bench.pairs(60)
+    assert bench.habits.learners[0].verdict().fetches == 0.0
+    assert bench.believed is Discipline.OVERLAPPED
+
+
+def test_what_was_learned_of_fetches_survives_a_restart() -> None:
+    bench, later = Bench(Discipline.SERIAL), Bench(Discipline.SERIAL)
+    bench.pairs(60)
+    later.habits.restore(0, bench.habits.state(0))
+    assert later.believed is bench.believed is not Discipline.OVERLAPPED
+    with pytest.raises(ValueError, match="limit_s"):
+        later.habits.restore(0, {"discipline": "serial", "limit_s": "long"})

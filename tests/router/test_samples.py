@@ -53,6 +53,7 @@ class FakeBooking:
     ready_at_s: float
     new_tokens: float
     reused_tokens: float
+    held_s: float = 0.0
 
 
 def a_booking(at_s: float, ready_at_s: float, new: float, reused: float, *, streams: bool) -> Booking:
@@ -298,4 +299,16 @@ def test_a_request_that_generates_nothing_is_no_prefill() -> None:
     listener.placed(other, 2.0)
     listener.first_token(other, 2.5)
     listener.ended(other, Computed(1300, 0), 3.0)
+    assert len(heard.samples) == 1
+
+
+def test_a_fetch_that_held_the_gpu_is_no_sample_of_the_prefill() -> None:
+    heard = Heard()
+    listener = heard.listener()
+    for number, held_s in enumerate((0.0, 0.4)):
+        now_s = 10.0 * number
+        booking = cast(Booking, FakeBooking(a_request(), 0, now_s, now_s, 1300, 2000, held_s))
+        listener.placed(booking, now_s)
+        listener.first_token(booking, now_s + 0.2 + held_s)
+        listener.ended(booking, Computed(1300, 2000), now_s + 5.0)
     assert len(heard.samples) == 1
