@@ -17,7 +17,7 @@ Source    Gibbs and Candes 2021 (adaptive conformal inference); Angelopoulos, Ca
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import exp, inf, log, sqrt
 from typing import Any
 
@@ -62,14 +62,19 @@ class _Tracker:
         self.samples = 0.0
 
     def observe(self, residual: float, *, missed: bool, allowed: float) -> None:
-        self._see(residual)
+        self.see(residual)
+        self.count(missed=missed, above=residual > self.theta, allowed=allowed)
+
+    def count(self, *, missed: bool, above: bool, allowed: float) -> None:
+        """One quantile was `missed` or not; above : the first token came after what would be issued now."""
         bound = OWED_AT_MOST * allowed
         self.owed = max(-bound, min(bound, self.owed + missed - allowed))
         aimed = allowed * max(AIM_LOWER, min(AIM_HIGHER, exp(-PAYBACK / sqrt(allowed) * self.owed)))
-        theta = self.theta + GAIN * self.scale * ((residual > self.theta) - aimed)
+        theta = self.theta + GAIN * self.scale * (above - aimed)
         self.theta = max(-LARGEST_CORRECTION, min(LARGEST_CORRECTION, theta))
 
-    def _see(self, residual: float) -> None:
+    def see(self, residual: float) -> None:
+        """How far and how widely first tokens are from the prediction."""
         self.samples = min(self.samples + 1.0, MEMORY)
         gain = 1.0 / min(self.samples + START_SAMPLES, MEMORY)
         distance = residual - self.centre
@@ -114,25 +119,48 @@ class Conformal:
         factors = self.factors(prompt_tokens).reshape(-1, *[1] * (np.ndim(predicted_s) - 1))
         return np.asarray(np.maximum.accumulate(predicted_s * factors, axis=0))
 
+    def overdue(self, prompt_tokens: int, level: int) -> None:
+        """The quantile issued at `levels[level]` has passed without a first token, which may still be long in coming.
+
+        Counted now rather than when it comes: under growing delays the next thousand requests cannot wait for it.
+        """
+        for trackers in (self._of(prompt_tokens), self._all):
+            trackers[level].count(missed=True, above=True, allowed=1.0 - self.levels[level])
+
     def observe(
-        self, prompt_tokens: int, *, observed_s: float, predicted_s: Sequence[float], issued_s: Sequence[float]
+        self,
+        prompt_tokens: int,
+        *,
+        observed_s: float,
+        predicted_s: Sequence[float],
+        issued_s: Sequence[float],
+        counted: Collection[int] = (),
     ) -> None:
         """A first token came after `observed_s` (> 0). Outcomes may come late and out of order.
 
         predicted_s, issued_s : its quantiles before and after `corrected`, > 0, one for each level
+        counted : levels of which `overdue` has been told already
         """
         require(0.0 < observed_s < inf, "observed_s", observed_s)
         for name, quantiles_s in (("predicted_s", predicted_s), ("issued_s", issued_s)):
             require(len(quantiles_s) == len(self.levels), name, quantiles_s, "not one for each level")
             require(all(0.0 < quantile_s < inf for quantile_s in quantiles_s), name, quantiles_s)
+        for trackers in (self._of(prompt_tokens), self._all):
+            for index, tracker in enumerate(trackers):
+                residual = log(observed_s / predicted_s[index])
+                if index in counted:
+                    tracker.see(residual)
+                else:
+                    missed = bool(observed_s > issued_s[index])
+                    tracker.observe(residual, missed=missed, allowed=1.0 - self.levels[index])
+
+    def _of(self, prompt_tokens: int) -> list[_Tracker]:
+        """The trackers of prompts of this length; new ones start where all lengths together stand."""
         bucket = bucket_of(prompt_tokens)
         own = self._buckets[bucket]
-        if own is None:  # starts where all lengths together stand
+        if own is None:
             own = self._buckets[bucket] = [_Tracker(tracker.theta) for tracker in self._all]
-        for trackers in (own, self._all):
-            for tracker, level, base_s, bound_s in zip(trackers, self.levels, predicted_s, issued_s, strict=True):
-                missed = bool(observed_s > bound_s)
-                tracker.observe(log(observed_s / base_s), missed=missed, allowed=1.0 - level)
+        return own
 
     def state(self) -> dict[str, Any]:
         """What was learned, as plain values."""

@@ -116,6 +116,8 @@ class Learning:
         """It was booked; to be told right after the ledger is."""
         if booking.request.generates:
             self._samples.placed(booking, now_s)
+            if self._outcomes is not None and booking.request.streams:
+                self._outcomes.placed(booking, now_s)
             if self._fetches is not None:
                 self._fetches.placed(booking, choice, estimates, now_s)
 
@@ -154,6 +156,8 @@ class Learning:
     def ended(self, booking: Booking, now_s: float) -> None:
         """It ended, whatever the way; what `answered` has not used teaches nothing."""
         self._samples.ended(booking, None, now_s)
+        if self._outcomes is not None:
+            self._outcomes.gone(booking)
         if self._fetches is not None:
             self._fetches.ended(booking)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 
 from estimators.estimates import Doubt
 from estimators.hit_probability import hit_posterior
@@ -45,19 +47,44 @@ def parts_of(booking: Booking) -> Iterator[Part]:
 
 
 class Outcomes:
-    """Feeds what is learned of how estimates fail. `first_token`, then `answered`, at most once each for a booking."""
+    """Feeds what is learned of how estimates fail: `placed`, `first_token`, `answered`, `gone`, at most once each."""
 
     def __init__(self, doubt: Doubt) -> None:
         self._doubt = doubt
+        self._open: dict[Booking, list[int]] = {}  # without a first token, and its quantiles that have passed
+        self._passes: list[tuple[float, int, Booking, int]] = []  # a heap: when each quantile passes
+        self._order = count()
+
+    def placed(self, booking: Booking, now_s: float) -> None:
+        """A streamed request was booked."""
+        self._note_overdue(now_s)
+        self._open[booking] = []
+        for level, quantile_s in enumerate(booking.forecast.quantiles_s):
+            heappush(self._passes, (booking.placed_at_s + quantile_s, next(self._order), booking, level))
+
+    def gone(self, booking: Booking) -> None:
+        """It ended; without a first token nothing more is expected of it."""
+        self._open.pop(booking, None)
+
+    def _note_overdue(self, now_s: float) -> None:
+        """Quantiles that have passed without a first token are missed, however long that still takes."""
+        while self._passes and self._passes[0][0] < now_s:
+            _at_s, _order, booking, level = heappop(self._passes)
+            passed = self._open.get(booking)
+            if passed is not None:
+                passed.append(level)
+                self._doubt.conformal.overdue(booking.request.prompt_tokens, level)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The first token of a streamed answer came."""
+        self._note_overdue(now_s)
         forecast, request = booking.forecast, booking.request
         self._doubt.conformal.observe(
             request.prompt_tokens,
             observed_s=max(now_s - booking.placed_at_s, 1e-6),
             predicted_s=forecast.raw_quantiles_s,
             issued_s=forecast.quantiles_s,
+            counted=self._open.pop(booking, ()),
         )
         # Also what was expected to reuse nothing: else its tokens in the counters look like another client's.
         self._doubt.hits.expected(

@@ -246,3 +246,28 @@ def test_requests_are_expected_in_the_counters_from_their_first_token_on() -> No
     assert started.evidence(Tier.HBM, 9.0) is Evidence.COUNTERS
     assert answered.evidence(Tier.HBM, 9.0) is Evidence.NONE
     assert started.survival() < answered.survival() - 0.3
+
+
+def test_a_quantile_that_passes_without_a_first_token_is_missed_before_that_comes() -> None:
+    """Under growing delays the next thousand requests cannot wait for the first of them to be answered."""
+    bench = Bench()
+    booking = bench.booked()
+    late_s = booking.placed_at_s + 10.0 * booking.forecast.quantiles_s[1]
+    before = bench.doubt.conformal.factors(8448).tolist()
+    bench.outcomes.placed(booking, booking.placed_at_s)
+    bench.outcomes.placed(bench.booked(late_s), late_s)
+    overdue = bench.doubt.conformal.factors(8448).tolist()
+    assert all(after > at_first for after, at_first in zip(overdue, before, strict=True))
+    bench.outcomes.first_token(booking, late_s)
+    assert bench.doubt.conformal.factors(8448).tolist() == overdue  # counted once
+
+
+def test_a_request_that_ended_without_a_first_token_is_no_miss() -> None:
+    bench = Bench()
+    booking = bench.booked()
+    before = bench.doubt.conformal.factors(8448).tolist()
+    bench.outcomes.placed(booking, booking.placed_at_s)
+    bench.outcomes.gone(booking)
+    later_s = booking.placed_at_s + 1e6
+    bench.outcomes.placed(bench.booked(later_s), later_s)
+    assert bench.doubt.conformal.factors(8448).tolist() == before
