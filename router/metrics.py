@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from math import nan
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from estimators.queueing import step_share_s, waiting_s
 from estimators.view import FleetView
 from router.receipts import Receipt
+from router.signals.states import SourceReport
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
@@ -104,6 +106,10 @@ class Metrics:
         """Show totals that somebody else counts, by the values of one label, read when somebody scrapes."""
         self.registry.register(_CountedElsewhere(name, text, label, read))
 
+    def follow_sources(self, read: Callable[[], list[SourceReport]]) -> None:
+        """Show age, connection and counters of every event source, read when somebody scrapes."""
+        self.registry.register(_Sources(read))
+
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -120,3 +126,29 @@ class _CountedElsewhere(Collector):
         for value, total in self._read().items():
             family.add_metric([value], total)
         yield family
+
+
+class _Sources(Collector):
+    """Event sources as their owner reports them. An age nobody knows is NaN, as everywhere."""
+
+    def __init__(self, read: Callable[[], list[SourceReport]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["source", "carrier"]
+        age = GaugeMetricFamily(
+            "tfirst_event_source_age_seconds", "Since the last batch of cache events; NaN: never", labels=labels
+        )
+        connected = GaugeMetricFamily(
+            "tfirst_event_source_connected", "1 while its publisher is connected", labels=labels
+        )
+        counted = CounterMetricFamily(
+            "tfirst_event_source_incidents", "What happened on each event source", labels=["source", "kind"]
+        )
+        for report in self._read():
+            at = [report.name, report.carrier.value]
+            age.add_metric(at, nan if report.age_s is None else report.age_s)
+            connected.add_metric(at, float(report.connected))
+            for kind, total in report.counts.items():
+                counted.add_metric([report.name, kind], total)
+        yield from (age, connected, counted)
