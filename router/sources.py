@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,9 @@ from router.directory import Directory
 from router.errors import ConfigError
 from router.fleet import STORE_NAME, Fleet
 from router.signals import intake
-from router.signals.discovery import event_sources
+from router.signals.discovery import Published, published
+from router.signals.load import Load
+from router.signals.load_push import LoadListener
 from router.signals.ranks import configured_addresses, row_of_topic, rows_by_url
 from router.signals.shared import SharedSubscriber
 from router.signals.states import Carrier, SourceReport, SourceWatch, missing_report, report_of
@@ -44,6 +46,7 @@ Reply = tuple[int, dict[str, Any]]  # HTTP status and what to answer
 class EventSources:
     """Owner of all subscriptions and of the tasks that look for addresses. Made inside a running loop.
 
+    on_pushed_load : (row, load, now_s) for each report of a load socket; without it load sockets are left alone
     grace_s : how long a replica that is given requests may be silent before an operator is warned
 
     Raises
@@ -58,12 +61,14 @@ class EventSources:
         session: aiohttp.ClientSession,
         clock: Clock,
         *,
+        on_pushed_load: Callable[[int, Load, float], object] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
         self._fleet = fleet
         self._directory = directory
         self._session = session
         self._clock = clock
+        self._on_pushed_load = on_pushed_load
         self._names = [replica.name for replica in fleet.replicas]
         self._urls = [replica.url for replica in fleet.replicas]
         self._ranks = rows_by_url(self._urls)
@@ -82,6 +87,7 @@ class EventSources:
         self._intake = intake.Intake(self._pushed_stream)
         self.subscribers: dict[str, EventSubscriber] = {}  # by replica, and the store's
         self.shared: dict[str, SharedSubscriber] = {}  # by address
+        self.load_listeners: dict[str, LoadListener] = {}  # by URL
 
     def follow_store(self) -> None:
         """Follow the shared store's events, if the fleet file names their address."""
@@ -144,6 +150,7 @@ class EventSources:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(subscriber.stop() for subscriber in self.subscribers.values()))
         await asyncio.gather(*(shared.stop() for shared in self.shared.values()))
+        await asyncio.gather(*(listener.stop() for listener in self.load_listeners.values()))
         self._zmq.destroy(linger=0)
 
     # What the fleet file says
@@ -170,16 +177,32 @@ class EventSources:
         """Ask an endpoint where it publishes, again from time to time until it says so."""
         while True:
             try:
-                found = await event_sources(self._session, url)
+                found = await published(self._session, url)
             except Exception:  # the top of this task: an answer nobody foresaw must not end the search unheard
                 log.exception("%s answered something unforeseen about its cache events", url)
-                found = []
-            if found:
-                await self._take_up(url, found)
+                found = Published()
+            if found.load:
+                await self._listen_for_load(url, found)
+            if found.events:
+                await self._take_up(url, found.events)
                 return
             await asyncio.sleep(ASK_AGAIN_S)
 
-    async def _take_up(self, url: str, found: list[Source]) -> None:
+    async def _listen_for_load(self, url: str, found: Published) -> None:
+        rows, known = self._ranks[url], self.load_listeners.get(url)
+        if self._on_pushed_load is None or len(rows) not in (1, len(found.load)):
+            return
+        if known is not None:
+            if known.addresses == found.load:
+                return
+            await known.stop()
+        listener = LoadListener(
+            found.load, found.load_topic, rows, self._on_pushed_load, context=self._zmq, clock=self._clock
+        )
+        self.load_listeners[url] = listener
+        listener.start()
+
+    async def _take_up(self, url: str, found: Sequence[Source]) -> None:
         rows = self._ranks[url]
         if len(found) > len(rows):
             log.warning(

@@ -257,7 +257,7 @@ THINGS = st.recursive(
 TAGS = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "Other"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.builds(lambda tag, rest: [tag, *rest], TAGS, st.lists(THINGS, max_size=12)), max_size=5), THINGS)
 def test_every_well_packed_event_is_kept_or_counted(events: list[Any], ts: Any) -> None:
     batch = decode(msgspec.msgpack.encode([ts, events, ts]))
