@@ -1,24 +1,25 @@
 """GET over one kept connection, for control calls that are made many times a second.
 
 Model     one connection per endpoint, one request at a time on it; opened when first needed, opened anew when the
-          server has closed it. A request that met a connection closed meanwhile is sent once more on a new one
+          server has closed it. A request that met a connection closed meanwhile is sent once more on a new one.
+          `get` deals with all that; `ask` uses an open connection or leaves it, and costs no task
 Valid     http and https, HTTP/1.1 with a length, chunks or an end of connection; redirects to the same server
 Blind to  proxies from the environment, cookies, compression (none is asked for)
-Source    measured: a general client costs about 250 microseconds of CPU per request, this one about 40
+Source    RFC 9112; measured by loadtest/bench_load_poll.py
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urljoin, urlsplit
 
 import httptools
 
-_REDIRECTS = frozenset({301, 302, 307, 308})
+REDIRECTS = frozenset({301, 302, 307, 308})
 _MAX_HOPS = 3
 
 
@@ -28,6 +29,9 @@ class Answer:
 
     status: int
     body: bytes
+
+
+Done = Callable[[Answer | Exception], object]
 
 
 class Fetcher:
@@ -51,9 +55,26 @@ class Fetcher:
         self._connection: _Connection | None = None
         self._busy = asyncio.Lock()
 
+    @property
+    def ready(self) -> bool:
+        """Whether `ask` may be called: a connection is open and nothing is under way on it."""
+        connection = self._connection
+        return connection is not None and not (connection.closed or connection.busy or self._busy.locked())
+
+    def ask(self, path: str, done: Done) -> None:
+        """Send a request on the open connection; `done` gets the answer, or the reason why none will come.
+
+        No time limit: whoever waits long enough calls `close`, and `done` hears of it.
+        """
+        assert self.ready, "ask follows ready"
+        assert self._connection is not None, "ready says so"
+        self._connection.ask(self._request(self._moved.get(path, path)), done)
+
     async def get(self, path: str, *, timeout_s: float) -> Answer:
         """Ask for `path`; never raises for what a server or a network can do."""
         async with self._busy:
+            if self._connection is not None and self._connection.busy:
+                self.close()  # an `ask` nobody waits for any more
             try:
                 async with asyncio.timeout(timeout_s):
                     return await self._answer(path)
@@ -71,7 +92,7 @@ class Fetcher:
     async def _answer(self, path: str) -> Answer:
         for _ in range(_MAX_HOPS):
             answer, location = await self._once_or_twice(self._moved.get(path, path))
-            if answer.status not in _REDIRECTS or location is None:
+            if answer.status not in REDIRECTS or location is None:
                 break
             target = urlsplit(urljoin(self._base_url + path, location))
             if target.netloc not in ("", urlsplit(self._base_url).netloc):
@@ -80,7 +101,7 @@ class Fetcher:
         return answer
 
     async def _once_or_twice(self, target: str) -> tuple[Answer, str | None]:
-        request = b"GET " + target.encode("ascii", "replace") + b" HTTP/1.1\r\n" + self._head
+        request = self._request(target)
         reused = self._connection is not None and not self._connection.closed
         try:
             return await self._exchange(request)
@@ -89,18 +110,28 @@ class Fetcher:
                 raise
         return await self._exchange(request)
 
+    def _request(self, target: str) -> bytes:
+        return b"GET " + target.encode("ascii", "replace") + b" HTTP/1.1\r\n" + self._head
+
     async def _exchange(self, request: bytes) -> tuple[Answer, str | None]:
         connection = self._connection
         if connection is None or connection.closed:
             connection = self._connection = await self._connect()
-        done = False
+        outcome: asyncio.Future[Answer | Exception] = asyncio.get_running_loop().create_future()
+
+        def done(result: Answer | Exception) -> None:
+            if not outcome.done():
+                outcome.set_result(result)
+
+        connection.ask(request, done)
         try:
-            answer = await connection.ask(request)
-            done = connection.reusable
-            return answer, connection.location
-        finally:
-            if not done:
-                self.close()
+            result = await outcome
+        except asyncio.CancelledError:
+            self.close()  # half an answer may be on its way
+            raise
+        if isinstance(result, Exception):
+            raise result
+        return result, connection.location
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -115,13 +146,16 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, max_body_bytes: int) -> None:
         self.closed = False
-        self.reusable = False
         self.location: str | None = None
         self._max_body_bytes = max_body_bytes
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._answer: asyncio.Future[Answer] | None = None
+        self._done: Done | None = None
         self._start_over()
+
+    @property
+    def busy(self) -> bool:
+        return self._done is not None
 
     def _start_over(self) -> None:
         self._status = 0
@@ -130,13 +164,12 @@ class _Connection(asyncio.Protocol):
         self._size = 0
         self.location = None
 
-    def ask(self, request: bytes) -> asyncio.Future[Answer]:
-        """Send one request. The future fails with an `OSError` when the connection ends before the answer does."""
+    def ask(self, request: bytes, done: Done) -> None:
+        """Send one request. `done` gets an `OSError` or a parser's error when no whole answer comes."""
         assert self._transport is not None, "asked before the connection was made"
         self._start_over()
-        self._answer = asyncio.get_running_loop().create_future()
+        self._done = done
         self._transport.write(request)
-        return self._answer
 
     def abort(self) -> None:
         self.closed = True
@@ -149,7 +182,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():
+        if self._done is None:
             self.abort()  # nobody asked: whatever comes next could not be told from the next answer
             return
         try:
@@ -159,7 +192,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        if self._answer is None or self._answer.done():
+        if self._done is None:
             return
         if exc is None and self._status and not self._framed:
             self._finish(reusable=False)  # without a length the end of the connection is the end of the body
@@ -189,15 +222,21 @@ class _Connection(asyncio.Protocol):
         if 100 <= self._status < 200:
             self._start_over()
             return
-        self._finish(reusable=self._parser.should_keep_alive())
+        self._finish(reusable=self._parser.should_keep_alive())  # last: what is done next may ask again
 
     def _finish(self, *, reusable: bool) -> None:
-        if self._answer is not None and not self._answer.done():
-            self.reusable = reusable
-            body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            self._answer.set_result(Answer(self._status, body[: self._max_body_bytes]))
+        if self._done is None:
+            return
+        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        if not reusable:
+            self.abort()
+        self._settle(Answer(self._status, body[: self._max_body_bytes]))
 
     def _fail(self, exc: Exception) -> None:
-        if self._answer is not None and not self._answer.done():
-            self.reusable = False
-            self._answer.set_exception(exc)
+        self.abort()
+        self._settle(exc)
+
+    def _settle(self, result: Answer | Exception) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(result)

@@ -9,7 +9,7 @@ Source    vLLM and SGLang metrics and load answers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -97,9 +97,10 @@ def together(loads: Sequence[Load]) -> Load:
     if not loads:
         return total
     for name in _SUMMED:
-        setattr(total, name, _merged((getattr(load, name) for load in loads), sum))
+        setattr(total, name, _sum([getattr(load, name) for load in loads]))
     for name in SHARES:
-        setattr(total, name, _merged((getattr(load, name) for load in loads), lambda values: sum(values) / len(values)))
+        summed = _sum([getattr(load, name) for load in loads])
+        setattr(total, name, None if summed is None else summed / len(loads))
     total.block_size = loads[0].block_size if len({load.block_size for load in loads}) == 1 else None
     total.started_s = loads[0].started_s
     sleeping = [load.asleep for load in loads]
@@ -107,7 +108,10 @@ def together(loads: Sequence[Load]) -> Load:
     return total
 
 
-def _merged(values: Iterable[float | None], merge: Callable[[list[float]], float]) -> float | None:
-    listed = list(values)
-    known = [value for value in listed if value is not None]
-    return merge(known) if listed and len(known) == len(listed) else None
+def _sum(values: list[float | None]) -> float | None:
+    total: float = 0  # stays an integer where all are
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from router.signals.load import SHARES, Load, pick
 
@@ -40,8 +40,9 @@ _CONFIG, _SLEEP, _STARTED = "vllm:cache_config_info", "vllm:engine_sleep_state",
 _WANTED = (*(name for names in _GAUGES.values() for name in names), _CONFIG, _SLEEP, _STARTED)
 _WHOLE = frozenset({"block_size", "num_gpu_blocks"})
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
-_SHIFT = 2048  # characters a line may have moved since it was last seen
-LEARN_EVERY = 32  # reads between two searches of the whole page
+_REACHES = (64, 2048)  # characters a line may have moved since it was last seen
+_UNBELIEVABLE = 1e300  # so that infinity is none of the believable
+LEARN_EVERY = 64  # reads between two searches of the whole page
 BIG_PAGE = 1 << 17  # characters from which a search is worth doing in slices
 
 Labels = dict[str, str]
@@ -84,6 +85,7 @@ class PageReader:
         self.loads: dict[str, Load] = {}
         self.searches = 0
         self._lines: Lines = {}
+        self._plan: _Plan | None = None
         self._reads_left = 0
 
     @property
@@ -100,32 +102,85 @@ class PageReader:
         """The same in steps, so that others may run between them; `loads` is new once they are used up."""
         page = "\n" + text
         self._reads_left -= 1
+        if self._reads_left >= 0 and self._plan is not None and self._looked_again(page):
+            self.loads = self._plan.loads() or _loads(self._lines)
+            return
+        self.searches += 1
+        self._reads_left = LEARN_EVERY
+        found: Lines = {}
+        for name in _WANTED:
+            found[name] = _search(page, name)
+            yield
+        self._lines, self.loads = found, _loads(found)
         blind = not any(load.says_something() for load in self.loads.values())
-        if blind or self._reads_left < 0 or not self._looked_again(page):
-            self.searches += 1
-            self._reads_left = LEARN_EVERY
-            found: Lines = {}
-            for name in _WANTED:
-                found[name] = _search(page, name)
-                yield
-            self._lines = found
-        self.loads = _loads(self._lines)
+        self._plan = None if blind else _Plan(found, self.loads)  # a page that says nothing is searched every time
 
     def _looked_again(self, page: str) -> bool:
         """Read the known lines where they should be. False when one is not there: the page has changed its shape."""
         shift = 0
         for lines in self._lines.values():
             for line in lines:
-                guess = line.at + shift
-                if not page.startswith(line.head, guess):
-                    low = max(0, guess - _SHIFT)
-                    guess = page.find(line.head, low, guess + _SHIFT + len(line.head))
-                    if guess < 0:
+                head = line.head
+                at = line.at + shift
+                if not page.startswith(head, at):
+                    at = _near(page, head, at)
+                    if at < 0:
                         return False
-                    shift = guess - line.at
-                line.at = guess
-                line.value = _number_at(page, guess + len(line.head))
+                    shift = at - line.at
+                line.at = at
+                start = at + len(head)
+                try:
+                    line.value = float(page[start : page.index("\n", start)])
+                except ValueError:
+                    line.value = _number_at(page, start)
         return True
+
+
+class _Plan:
+    """Which line sets which field of which rank, where each is set by one line alone; else `loads` is always empty.
+
+    What hangs on labels is the same as long as the lines are.
+    """
+
+    def __init__(self, lines: Lines, loads: dict[str, Load]) -> None:
+        self._facts = {rank: astuple(load) for rank, load in loads.items()}
+        self._numbers: list[tuple[_Line, str, str]] = []
+        self._sleep = [line for line in lines[_SLEEP] if line.labels.get("sleep_state") == "awake"]
+        self._started = lines[_STARTED]
+        for field, names in _GAUGES.items():
+            for name in names:
+                self._numbers += [(line, _rank(line.labels), field) for line in lines[name]]
+        places = [(rank, field) for _, rank, field in self._numbers]
+        anomalous = any(load.anomalies for load in loads.values())
+        priorities = any(line.labels.get("priority") for line, *_ in self._numbers)
+        whole = any(field in _WHOLE for _, field in places)
+        self._fits = len(set(places)) == len(places) and not (anomalous or priorities or whole)
+
+    def loads(self) -> dict[str, Load]:
+        """The loads the lines now give; empty where a value needs a closer look."""
+        if not self._fits:
+            return {}
+        loads = {rank: Load(*facts) for rank, facts in self._facts.items()}
+        for line, rank, field in self._numbers:
+            value = line.value
+            if value is None or not 0.0 <= value < _UNBELIEVABLE or (value > 1.0 and field in SHARES):
+                return {}
+            setattr(loads[rank], field, value)
+        for line in self._sleep:
+            loads[_rank(line.labels)].asleep = None if line.value is None else line.value == 0.0
+        started_s = self._started[0].value if self._started else None
+        for load in loads.values():
+            load.started_s = started_s
+        return loads
+
+
+def _near(page: str, head: str, at: int) -> int:
+    """Where `head` starts around `at`, or -1; most lines have moved by a few digits."""
+    for reach in _REACHES:
+        found = page.find(head, max(0, at - reach), at + reach + len(head))
+        if found >= 0:
+            return found
+    return -1
 
 
 def _search(page: str, name: str) -> list[_Line]:

@@ -160,6 +160,47 @@ async def test_a_redirect_is_followed_on_the_same_server_only_and_not_for_ever(l
         assert len(server.requests) == asked + 1, "where it moved to is remembered"
 
 
+async def asked(fetcher: Fetcher, path: str = "/x") -> Answer | Exception:
+    outcome: asyncio.Future[Answer | Exception] = asyncio.get_running_loop().create_future()
+    fetcher.ask(path, outcome.set_result)
+    assert not fetcher.ready, "one request at a time"
+    return await asyncio.wait_for(outcome, 5)
+
+
+async def test_an_open_connection_can_be_asked_without_a_task() -> None:
+    server = Server(lambda turn, path: OK)
+    async with a_fetcher(server) as fetcher:
+        assert not fetcher.ready
+        await get(fetcher)
+        assert [await asked(fetcher) for _ in range(3)] == [Answer(200, b"hi")] * 3
+        assert await get(fetcher) == Answer(200, b"hi")
+    assert server.connections == 1
+
+
+async def test_who_asked_hears_why_no_answer_comes() -> None:
+    server = Server(lambda turn, path: None if turn == 2 else OK)
+    async with a_fetcher(server) as fetcher:
+        await get(fetcher)
+        assert isinstance(await asked(fetcher), ConnectionError)
+        assert not fetcher.ready
+        assert await get(fetcher) == Answer(200, b"hi")
+
+
+async def test_closing_ends_what_was_asked_and_a_get_does_not_wait_for_it() -> None:
+    server = Server(lambda turn, path: b"" if turn in (2, 4) else OK)
+    async with a_fetcher(server) as fetcher:
+        await get(fetcher)
+        outcome: asyncio.Future[Answer | Exception] = asyncio.get_running_loop().create_future()
+        fetcher.ask("/x", outcome.set_result)
+        fetcher.close()
+        assert isinstance(await asyncio.wait_for(outcome, 5), ConnectionError)
+        await get(fetcher)
+        heard: list[Answer | Exception] = []
+        fetcher.ask("/x", heard.append)
+        assert await get(fetcher) == Answer(200, b"hi")
+        assert isinstance(heard[0], ConnectionError)
+
+
 async def test_an_address_nobody_listens_on_is_told() -> None:
     fetcher = Fetcher("http://127.0.0.1:1", {}, max_body_bytes=10)
     answer = await get(fetcher)

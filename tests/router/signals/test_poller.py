@@ -21,7 +21,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.health: int | None = 200
-        self.metrics: tuple[int, str] = (200, PAGE)
+        self.metrics: tuple[int | None, str] = (200, PAGE)
         self.models: tuple[int, object] = (200, CARDS)
         self.others: dict[str, object] = {}  # path -> JSON answer
         self.asked: list[str] = []
@@ -40,7 +40,9 @@ class Engine:
             finally:
                 self.at_once -= 1
         if request.path == "/metrics":
-            return web.Response(status=self.metrics[0], text=self.metrics[1])
+            if self.metrics[0] is None:
+                await asyncio.Event().wait()
+            return web.Response(status=self.metrics[0] or 500, text=self.metrics[1])
         if request.path == "/v1/models":
             return web.json_response(self.models[1], status=self.models[0])
         answer = self.others.get(request.path)
@@ -227,6 +229,86 @@ async def test_polling_runs_by_itself_in_parallel_without_overlap_and_stops() ->
         await asyncio.sleep(0)
         assert len(heard.loads) == told
     assert (heard.downs[0][0], quick.most_at_once, stuck.most_at_once) == (1, 1, 1)
+
+
+async def test_rounds_in_which_all_is_well_go_on_without_a_task_each() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard, health_period_s=0.02) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 5)
+        endpoint = poller.endpoints[url]
+        first = endpoint._round
+        asked = len(engine.asked)
+        await heard.until(lambda: len(heard.loads) >= 12)
+        assert endpoint._round is first, "a quick round makes no task"
+        engine.metrics = (200, PAGE.replace(" 3", " 4"))
+        await heard.until(lambda: heard.loads[-1][1].running == 9.0)
+        assert engine.asked[asked:].count("/health") >= 2
+        assert (len(heard.ups), heard.downs, poller.errors) == (1, [], 0)
+
+
+@pytest.mark.parametrize("silent", ["both", "page"])
+async def test_an_engine_that_falls_silent_between_two_rounds_is_noticed(silent: str) -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard, timeout_s=0.05, health_period_s=0.03) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 5)
+        engine.metrics = (None, "")
+        if silent == "both":
+            engine.health = None
+            await heard.until(lambda: bool(heard.downs))
+            engine.health = 200
+        told = len(heard.loads)
+        engine.metrics = (200, PAGE)
+        await heard.until(lambda: len(heard.loads) > told + 3)
+    assert len(heard.downs) == (silent == "both")
+    assert len(heard.ups) == 1 + (silent == "both")
+
+
+async def test_an_engine_that_is_not_well_any_more_is_down_after_three_answers_that_say_so() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard, health_period_s=0.02) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 5)
+        engine.health, told = 503, engine.asked.count("/health")
+        await heard.until(lambda: bool(heard.downs))
+        assert engine.asked.count("/health") - told <= 5, "three that count, one that raised the doubt, one on its way"
+        engine.health = 200
+        await heard.until(lambda: len(heard.ups) == 2)
+    assert heard.downs == [(0, "/health answered 503")]
+
+
+async def test_a_page_that_turns_huge_is_still_read() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 5)
+        engine.metrics = (200, "# " + "x" * (1 << 18) + "\n" + PAGE.replace(" 3", " 4"))
+        await heard.until(lambda: heard.loads[-1][1].running == 9.0)
+        assert poller.errors == 0
+
+
+async def test_a_load_callback_that_fails_in_a_quick_round_is_counted_and_polling_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard, failures = Heard(), [RuntimeError("once")]
+
+    def on_load(row: int, load: Load, sent_s: float, received_s: float) -> None:
+        if len(heard.loads) == 5 and failures:
+            raise failures.pop()
+        heard.on_load(row, load, sent_s, received_s)
+
+    async with Engine().serving() as url, a_poller(heard) as poller:
+        poller._on_load = on_load
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 8)
+        assert poller.errors == 1
+    assert "polling" in caplog.text
 
 
 async def test_a_callback_that_fails_is_counted_and_polling_goes_on(caplog: pytest.LogCaptureFixture) -> None:
