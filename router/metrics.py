@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import nan
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -13,6 +14,7 @@ from prometheus_client.registry import Collector
 from estimators.queueing import step_share_s, waiting_s
 from estimators.view import FleetView
 from router.receipts import Receipt
+from router.signals.load_board import LoadBoard, Origin
 from router.signals.states import SourceReport
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
@@ -110,9 +112,22 @@ class Metrics:
         """Show age, connection and counters of every event source, read when somebody scrapes."""
         self.registry.register(_Sources(read))
 
+    def follow_load(self, board: LoadBoard) -> None:
+        """Show how many load reports came from where, and what was wrong with them."""
+        for name, text, counts in (
+            ("tfirst_load_reports", "Load reports by where they came from", board.counts),
+            ("tfirst_load_anomalies", "Values in load reports that could not be used", board.anomalies),
+            ("tfirst_load_incomplete", "Load reports that left the queue or the batch unknown", board.incomplete),
+        ):
+            self.count_elsewhere(name, text, "origin", partial(_by_value, counts))
+
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _by_value(counts: Mapping[Origin, int]) -> dict[str, float]:
+    return {origin.value: total for origin, total in counts.items()}
 
 
 class _CountedElsewhere(Collector):

@@ -111,9 +111,9 @@ class EventSources:
         elif self._names[row] not in self.subscribers:
             self._follow(row, Source(events=address, replay=self._replays.get(row)))
 
-    def served(self, row: int) -> None:
-        """`row` was given one more request, so it should have something to tell."""
-        self._served[self._names[row]] += 1
+    def served(self, name: str) -> None:
+        """The replica called `name` was given one more request, so it should have something to tell."""
+        self._served[name] += 1
 
     def pushed(self, body: bytes, content_type: str) -> Reply:
         """Take in a POST of cache events."""

@@ -47,6 +47,7 @@ class LoadBoard:
             raise ValueError("rows must be at least 1 and fresh_s positive")
         self.counts = dict.fromkeys(Origin, 0)
         self.anomalies = dict.fromkeys(Origin, 0)  # values that could not be used
+        self.incomplete = dict.fromkeys(Origin, 0)  # reports that left `running` or `waiting` unknown
         self._on_load = on_load
         self._fresh_s = fresh_s
         self._reports: list[dict[Origin, _Report]] = [{} for _ in range(rows)]
@@ -74,6 +75,7 @@ class LoadBoard:
     def _take(self, row: int, origin: Origin, report: _Report) -> None:
         self.counts[origin] += 1
         self.anomalies[origin] += report.load.anomalies
+        self.incomplete[origin] += report.load.running is None or report.load.waiting is None
         reports = self._reports[row]
         reports[origin] = report
         if len(reports) == 1:

@@ -90,8 +90,8 @@ async def test_sources_that_are_missing_are_named_once_each_and_recover_without_
             a_replica("c", events=silent.events),
         )
         async with following(fleet, grace_s=0.05) as found:
-            for row in range(3):
-                found.sources.served(row)
+            for name in ("a", "b", "c"):
+                found.sources.served(name)
             await good.subscribed()
             await silent.subscribed()
             await good.publish(0, payload(stored_map(P, 1)))
