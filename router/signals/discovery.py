@@ -66,7 +66,9 @@ def vllm_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
     return [
         Source(
             events=_reachable(entry["endpoint"], host),
-            replay=_reachable(entry["replay_endpoint"], host) if entry.get("replay_endpoint") else None,
+            replay=_reachable(replay, host)
+            if isinstance(replay := entry.get("replay_endpoint"), str) and replay
+            else None,
             topic=str(entry.get("topic") or ""),
             rank=rank,
         )

@@ -132,11 +132,11 @@ class LoadPoller:
         ]
 
     async def stop(self) -> None:
+        self._stopped = True  # first: an answer that comes meanwhile must not start another round
         rounds = [endpoint._round for endpoint in self.endpoints.values() if endpoint._round is not None]
         for task in [*self._tasks, *rounds]:
             task.cancel()
         await asyncio.gather(*self._tasks, *rounds, return_exceptions=True)
-        self._stopped = True
         for endpoint in self.endpoints.values():
             for fetcher in (endpoint._load, endpoint._probe):
                 if fetcher is not None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from router.directory import Directory
 from router.errors import ConfigError
 from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
+from router.signals.load import Load
 from router.signals.sequence import State
 from router.signals.states import Carrier
 from router.sources import EventSources
@@ -52,10 +53,17 @@ class Following:
 
 
 @asynccontextmanager
-async def following(fleet: Fleet, *, grace_s: float = 30.0, up: bool = True) -> AsyncIterator[Following]:
+async def following(
+    fleet: Fleet,
+    *,
+    grace_s: float = 30.0,
+    up: bool = True,
+    on_pushed_load: Callable[[int, Load, float], object] | None = None,
+) -> AsyncIterator[Following]:
     directory = Directory(BLOCK, len(fleet.replicas))
     async with aiohttp.ClientSession() as session:
-        sources = EventSources(fleet, directory, session, asyncio.get_running_loop().time, grace_s=grace_s)
+        clock = asyncio.get_running_loop().time
+        sources = EventSources(fleet, directory, session, clock, on_pushed_load=on_pushed_load, grace_s=grace_s)
         try:
             sources.follow_store()
             for row in range(len(fleet.replicas)) if up else ():
@@ -66,14 +74,14 @@ async def following(fleet: Fleet, *, grace_s: float = 30.0, up: bool = True) -> 
 
 
 @asynccontextmanager
-async def an_endpoint(sources: dict[str, Any]) -> AsyncIterator[str]:
-    """An engine that names its event sources."""
+async def an_endpoint(sources: dict[str, Any], path: str = "/kv_event_sources") -> AsyncIterator[str]:
+    """An engine that names its event sources at `path`."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.json_response(sources)
 
     app = web.Application()
-    app.router.add_get("/kv_event_sources", answer)
+    app.router.add_get(path, answer)
     async with TestServer(app) as server:
         yield str(server.make_url("")).rstrip("/")
 
@@ -143,6 +151,50 @@ async def test_ranks_that_an_endpoint_names_are_given_to_its_rows_in_order() -> 
                     await rank.subscribed()
                     await rank.publish(0, payload(stored_map(tokens, 1)))
                 await until(lambda: (found.credit(P), found.credit(Q)) == ([256, 0], [0, 256]))
+
+
+async def test_load_sockets_that_an_endpoint_names_are_listened_to_for_the_rows_of_its_ranks() -> None:
+    loads: list[tuple[int, float | None]] = []
+    context = zmq.asyncio.Context()
+    try:
+        ranks = [context.socket(zmq.XPUB) for _ in range(2)]
+        base = consecutive_ports(ranks)
+        named = {
+            "publisher": "zmq",
+            "endpoint_host": "*",
+            "endpoint_port_base": 1,
+            "dp_size": 2,
+            "load_endpoint_port_base": base,
+            "load_topic": "load",
+        }
+        async with an_endpoint({"kv_events": named}, "/server_info") as url:
+            fleet = a_fleet(a_replica("a0", url=url), a_replica("a1", url=url))
+            async with following(
+                fleet, on_pushed_load=lambda row, load, now_s: loads.append((row, load.running))
+            ) as found:
+                for rank, socket in enumerate(ranks):
+                    await asyncio.wait_for(socket.recv(), 5)
+                    stat = msgspec.msgpack.encode(["LoadStat", 5 + rank, 0, 10, 100, rank])
+                    await socket.send_multipart([b"load", bytes(8), stat])
+                await until(lambda: len(loads) == 2)
+                assert found.sources.subscribers["a1"].source.one_copy
+    finally:
+        context.destroy(linger=0)
+    assert sorted(loads) == [(0, 5), (1, 6)]
+
+
+def consecutive_ports(sockets: list[zmq.asyncio.Socket]) -> int:
+    """Bind the sockets to ports that follow one another; the first of them."""
+    for _ in range(50):
+        base = sockets[0].bind_to_random_port("tcp://127.0.0.1")
+        try:
+            for place, socket in enumerate(sockets[1:], start=1):
+                socket.bind(f"tcp://127.0.0.1:{base + place}")
+        except zmq.ZMQError:
+            sockets[0].unbind(f"tcp://127.0.0.1:{base}")
+        else:
+            return int(base)
+    raise AssertionError("no ports that follow one another are free")
 
 
 async def test_more_ranks_than_rows_are_not_credited_to_one_of_them(caplog: pytest.LogCaptureFixture) -> None:
