@@ -1,9 +1,9 @@
 """The shared store beyond its events: the directory, recent look-ups and what was written through, as one belief.
 
-Model     of what the sources say of a prompt the longest prefix counts, since look-ups and events miss blocks rather than
-          invent them; of equally long ones the surest: events, then a look-up, then what was written
+Model     of what the sources say of a prompt the longest prefix counts, since events and look-ups rather miss blocks
+          than invent them; of equally long ones the surest: events, then a look-up, then what was written
 Valid     one shared store; `written` for a store without events, as it cannot hear of evictions
-Blind to  what look-ups know of replicas' host memory and disks (`Answers.held` has it): estimates have no path for those
+Blind to  what look-ups know of replicas' host memory and disks (`Answers.held` has it): estimates have no such path
 Errors    as those of the source that was believed; `Belief` names it, so that a receipt can
 """
 

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import random
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,17 +86,16 @@ def servers_of(
         if events is not None or replay is not None:
             raise ConfigError("--events and --replay do not go with --fleet: the file holds them")
         return _servers_of_fleet(load_fleet(fleet).replicas)
-    listed = Counter(map(check_url, urls))
+    named = list(dict.fromkeys(map(check_url, urls)))
     if replay is not None and events is None:
         raise ConfigError("--replay goes with --events")
     if events is None:
-        return [Server(url=url, listed=times) for url, times in listed.items()]
-    if len(listed) > 1:
+        return [Server(url=url) for url in named]
+    if len(named) > 1:
         raise ConfigError("--events is the address of one server: give one URL")
     check_address("--events", events)
     check_address("--replay", replay)
-    (url,) = listed
-    return [Server(url=url, sources=(Source(events, replay),), listed=listed[url])]
+    return [Server(url=named[0], sources=(Source(events, replay),))]
 
 
 def _servers_of_fleet(replicas: Sequence[ReplicaSpec]) -> list[Server]:

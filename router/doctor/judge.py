@@ -309,9 +309,7 @@ def _tokens(facts: Facts) -> Iterator[Finding]:
         sentence = f"The engine cannot be asked for tokens: {tokens.trouble}."
         yield Finding(Level.NOTE, "tokenizer", sentence)
     elif tokens.local_tokens is None:
-        yield Finding(
-            Level.FINE, "tokenizer", "The engine tokenizes on request; no local tokenizer to compare (--tokenizer)"
-        )
+        yield Finding(Level.FINE, "tokenizer", "The engine tokenizes on request; --tokenizer DIR compares")
     elif tokens.first_difference is None:
         yield Finding(Level.FINE, "tokenizer", f"The local tokenizer agrees in all {tokens.engine_tokens} tokens")
     else:

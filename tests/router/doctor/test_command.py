@@ -63,8 +63,8 @@ def test_a_wait_must_be_a_number_of_seconds(seconds: str, capsys: pytest.Capture
     assert "seconds above 0" in capsys.readouterr().err
 
 
-def test_a_url_given_twice_is_two_ranks_of_one_server() -> None:
-    assert servers_of([DOWN, f"{DOWN}/"]) == [Server(url=DOWN, listed=2)]
+def test_a_url_given_twice_is_examined_once_as_the_router_serves_it_once() -> None:
+    assert servers_of([DOWN, f"{DOWN}/"]) == [Server(url=DOWN)]
 
 
 def test_a_fleet_file_gives_each_rank_its_address(tmp_path: Path) -> None:
