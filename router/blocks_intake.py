@@ -17,8 +17,9 @@ from operator import attrgetter
 import msgspec
 
 from estimators.tiers import Tier
+from router.blocks_ledger import Ledger
 from router.blocks_pages import Pages
-from router.signals.claims import Applied, Claims, Ledger
+from router.signals.claims import Applied, Claims
 from router.signals.meaning import blocks_of, kind_counts, root_of, well_formed
 from router.signals.wire import MASK_64, Cleared, Event, Removed, Stored
 
@@ -49,7 +50,7 @@ class Intake:
         self.told = told
         self._tell_gone = gone
         self.recent: dict[int, int] = {}  # keys that lost their last copy, with their blocks
-        self.counts = Applied()  # what `take` counted, over all batches
+        self.refused = 0  # events of a size or kind that can never be credited
         self.parts = 1  # blocks of ours in an engine's block, as the last store said
         self._block_tokens = block_tokens
         self._memory_limit = memory_limit
@@ -72,6 +73,7 @@ class Intake:
     def take(self, events: Sequence[Event], now_s: float, done: Applied) -> None:
         """Read events in order; `done` counts what they did, as far as it is known before `settle`."""
         self.claims.last_event_s = now_s
+        before = done.mismatched + done.ignored
         for event in events:
             if isinstance(event, Stored):
                 self._stored(event, event.tier, done)
@@ -82,6 +84,7 @@ class Intake:
                 self._settle(done)
                 self.clear()
                 done.cleared += 1
+        self.refused += done.mismatched + done.ignored - before
 
     def take_stored(self, event: Stored, tier: Tier, done: Applied) -> None:
         """As `take` for one store, as if it had named `tier`."""
@@ -270,16 +273,18 @@ class Intake:
 
 def settle(ledger: Ledger, intakes: Sequence[Intake], done: Applied) -> None:
     """Apply what these publishers have pending, all in one go. Removals first: they make room."""
-    for tier, those in _by_tier([intake for intake in intakes if intake.gone], attrgetter("gone_tier")):
+    gone = [intake for intake in intakes if intake.gone]
+    for tier, those in _by_tier(gone, attrgetter("gone_tier")) if gone else ():
         released = ledger.release(tier, [(intake.claims, list(intake.gone)) for intake in those], done)
         for intake, of_one in zip(those, released, strict=True):
             intake.gone = {}
             intake.remember(tier, of_one)
-    for tier, those in _by_tier([intake for intake in intakes if intake.fresh], attrgetter("fresh_tier")):
+    fresh = [intake for intake in intakes if intake.fresh]
+    for tier, those in _by_tier(fresh, attrgetter("fresh_tier")) if fresh else ():
         ledger.hold(tier, [(intake.claims, intake.fresh, intake.fresh_adapter) for intake in those], done)
         for intake in those:
-            fresh, intake.fresh = intake.fresh, {}
-            intake.told(tier, fresh)
+            blocks, intake.fresh = intake.fresh, {}
+            intake.told(tier, blocks)
 
 
 def _by_tier(intakes: list[Intake], tier_of: Callable[[Intake], Tier]) -> list[tuple[Tier, list[Intake]]]:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from estimators.tiers import Tier
-from router.signals.claims import Applied, Claims, Ledger
+from router.blocks_ledger import Ledger
+from router.signals.claims import Applied, Claims
 
 
 class Routed:

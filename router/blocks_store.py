@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from estimators.tiers import Tier
 from router.blocks_intake import Intake, settle, shorten
-from router.signals.claims import Applied, Ledger
+from router.blocks_ledger import Ledger
+from router.signals.claims import Applied
 from router.signals.meaning import kind_counts
 from router.signals.wire import Batch, Cleared, Removed, Stored
 
@@ -90,7 +91,7 @@ class SharedStore:
     def clear(self) -> None:
         """Believe nothing of the store any more."""
         for named in self._names.values():
-            named.intake.claims.close()
+            self._ledger.close(named.intake.claims)
         self._names.clear()
         self._lately.clear()
 
@@ -134,7 +135,7 @@ class SharedStore:
         else:
             gone = self._names.pop(event.model, None)
             if gone is not None:
-                gone.intake.claims.close()
+                self._ledger.close(gone.intake.claims)
 
     def _settle(self, done: Applied) -> None:
         """Apply what is pending under each name."""

@@ -10,7 +10,6 @@ Errors    none beyond those of 64-bit hashes
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +32,7 @@ def as_hashes(hashes: Sequence[int] | UInt64s) -> UInt64s:
     """The hashes as an array, without a copy where they are one."""
     if isinstance(hashes, np.ndarray):
         return hashes
-    return np.frombuffer(hashes if isinstance(hashes, array) else array("Q", hashes), dtype=np.uint64)
+    return np.fromiter(hashes, dtype=np.uint64, count=len(hashes))
 
 
 class ChainIndex:
@@ -112,9 +111,10 @@ class ChainIndex:
         keys: UInt64s = self._table.columns[0][positions]
         return keys
 
-    def blocks_held(self) -> UInt64s:
+    def blocks_held(self) -> list[int]:
         """All blocks with a holder in any tier, in no order."""
-        return self._table.keys()
+        held: list[int] = self._table.keys().tolist()
+        return held
 
     # Many blocks
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,11 @@ from router.blocks_beliefs import Float64s, Int32s, Match, Stats
 from router.blocks_doubts import Doubts
 from router.blocks_expected import Expected
 from router.blocks_intake import Intake, settle
+from router.blocks_ledger import Ledger
 from router.blocks_routed import Routed
 from router.blocks_store import SharedStore
-from router.blocks_table import Positions, UInt64s
-from router.chain_index import ChainIndex, as_hashes
-from router.signals.claims import Applied, Ledger
+from router.blocks_table import UInt64s
+from router.signals.claims import Applied
 from router.signals.wire import Batch
 
 __all__ = ["Directory", "Match", "Stats"]
@@ -73,10 +74,11 @@ class Directory:
         self.rows = rows
         self._source_limit = source_limit
         self._memory_limit = memory_limit
-        self._index = ChainIndex(rows + 1, most=cap)
-        self._ledger = Ledger(self._index, cap=cap)
+        self._ledger = Ledger(rows + 1, cap=cap)
         self._sources: dict[int, Intake] = {}
         self._routed: dict[int, Routed] = {}
+        self._approximate = np.zeros(rows, dtype=bool)
+        self._coarse: set[int] = set()  # rows whose engine's blocks are several of ours
         self._unsettled: dict[int, Intake] = {}
         self._pending = 0  # keys put off, at most
         self._store = SharedStore(
@@ -128,16 +130,17 @@ class Directory:
         self.drop_source(row)
         claims = self._ledger.open(row, model, one_copy=True, limit=self._source_limit)
         self._routed[row] = Routed(self._ledger, claims, capacity=min(capacity_blocks, claims.limit))
+        self._note_approximate()
 
     def drop_source(self, row: int) -> None:
         """Forget the publisher of `row` and all it held; no effect when there is none."""
         self._settle()
         self._expected.clear(row)
+        self._coarse.discard(row)
         for gone in (self._sources.pop(row, None), self._routed.pop(row, None)):
             if gone is not None:
-                gone.claims.close()
-            if isinstance(gone, Intake):
-                self._totals.add(gone.counts)
+                self._ledger.close(gone.claims)
+        self._note_approximate()
 
     def clear(self, row: int) -> None:
         """Believe nothing of `row` any more: it restarted, slept, or was down. It stays registered."""
@@ -169,7 +172,7 @@ class Directory:
         if source is None:
             return False
         self._settle()
-        return not source.claims.held and bool(source.counts.mismatched or source.counts.ignored)
+        return not source.claims.held and source.refused > 0
 
     # Events in
 
@@ -183,12 +186,10 @@ class Directory:
         source = self._source(row)
         self._settle()
         self._now_s = max(self._now_s, now_s)
-        done, settled = Applied(unknown=batch.unknown, bad=batch.bad), Applied()
+        done = Applied(unknown=batch.unknown, bad=batch.bad)
         source.take(batch.events, now_s, done)
-        source.counts.add(done)
-        settle(self._ledger, [source], settled)
-        self._totals.add(settled)
-        done.add(settled)
+        settle(self._ledger, [source], done)
+        self._totals.add(done)
         return done
 
     def put(self, row: int, batch: Batch, now_s: float) -> None:
@@ -202,10 +203,10 @@ class Directory:
         """
         source = self._source(row)
         self._now_s = max(self._now_s, now_s)
-        counts, before = source.counts, source.pending
-        counts.unknown += batch.unknown
-        counts.bad += batch.bad
-        source.take(batch.events, now_s, counts)
+        self._totals.unknown += batch.unknown
+        self._totals.bad += batch.bad
+        before = source.pending
+        source.take(batch.events, now_s, self._totals)
         self._unsettled[row] = source
         self._pending += max(0, source.pending - before)
         if self._pending >= _TOGETHER:
@@ -279,9 +280,10 @@ class Directory:
         """
         self._settle()
         now_s = self._now_s if now_s is None else now_s
-        positions = self._index.positions(hashes)
+        index = self._ledger.books.index
+        positions = index.positions(hashes)
         hbm, host = (self._leading(tier, positions, hashes, now_s) for tier in (Tier.HBM, Tier.HOST))
-        in_store = self._index.leading_any(Tier.REMOTE, positions)
+        in_store = index.leading_any(Tier.REMOTE, positions)
         if len(self._doubts):
             in_store = self._doubts.withheld(Tier.REMOTE, self.rows, hashes, in_store, now_s)
         expected = hbm
@@ -289,34 +291,30 @@ class Directory:
             self._expected.lapse(now_s)
             chain = hashes.tolist() if isinstance(hashes, np.ndarray) else hashes
             expected = np.maximum(hbm, self._expected.leading(chain, self.rows))
-        approximate = np.zeros(self.rows, dtype=bool)
-        approximate[list(self._routed)] = True
-        return Match(hbm, host, in_store, expected, approximate, partial(self._ages, hashes, now_s))
+        return Match(hbm, host, in_store, expected, self._approximate, partial(self._ages, hashes, now_s))
 
     def holders(self, block: int) -> dict[Tier, tuple[int, ...]]:
         """Rows holding one block, by tier; `rows` (one past the last) stands for the shared store."""
         self._settle()
-        return {tier: tuple(who) for tier, who in self._index.holders(block).items()}
+        return {tier: tuple(who) for tier, who in self._ledger.books.index.holders(block).items()}
 
     def blocks(self) -> list[int]:
         """All blocks somebody holds, in no order: for tests and inspection."""
         self._settle()
-        held: list[int] = self._index.blocks_held().tolist()
-        return held
+        return self._ledger.books.index.blocks_held()
 
     def stats(self) -> Stats:
         self._settle()
         totals = Applied()
-        for counts in (self._totals, *(source.counts for source in self._sources.values())):
-            totals.add(counts)
+        totals.add(self._totals)
         return Stats(
-            blocks=dict(self._index.blocks),
+            blocks=dict(self._ledger.books.index.blocks),
             engine_hashes=len(self._ledger),
             waiting=self._store.waiting,
             remembered=sum(len(source.recent) for source in self._sources.values()),
             expected=len(self._expected),
             doubted=len(self._doubts),
-            index_bytes=self._index.nbytes + self._ledger.nbytes,
+            index_bytes=self._ledger.books.nbytes,
             totals=totals,
         )
 
@@ -332,25 +330,31 @@ class Directory:
             raise ValueError(f"row {row} has no event source")
         return source
 
+    def _note_approximate(self) -> None:
+        """A new array each time: those in matches given out stay as they were."""
+        self._approximate = np.zeros(self.rows, dtype=bool)
+        self._approximate[list(self._routed)] = True
+
     def _settle(self) -> None:
         """Apply everything put off."""
         if self._unsettled:
             sources, self._unsettled, self._pending = list(self._unsettled.values()), {}, 0
             settle(self._ledger, sources, self._totals)
 
-    def _leading(self, tier: Tier, positions: Positions, hashes: Sequence[int] | UInt64s, now_s: float) -> Int32s:
+    def _leading(self, tier: Tier, positions: Any, hashes: Sequence[int] | UInt64s, now_s: float) -> Int32s:
         """Leading blocks of each row; an engine reuses only whole blocks of its own."""
-        counts = self._index.leading(tier, positions)[: self.rows]
+        counts = self._ledger.books.index.leading(tier, positions)[: self.rows]
         if len(self._doubts):
             self._doubts.withhold(tier, hashes, counts, now_s)
-        for row, source in self._sources.items():
-            if source.parts > 1:
-                counts[row] -= counts[row] % source.parts
+        for row in self._coarse:
+            counts[row] -= counts[row] % self._sources[row].parts
         return counts
 
     def _told(self, row: int, model: str, tier: Tier, blocks: Mapping[int, int]) -> None:
         """The publisher of `row` has just announced these keys and blocks."""
         self._store.explain(model, blocks)
+        if self._sources[row].parts > 1:
+            self._coarse.add(row)
         if len(self._expected) and tier is Tier.HBM:
             self._expected.stored(row, blocks.values())
         if len(self._doubts):
@@ -363,8 +367,7 @@ class Directory:
     def _used(self, row: int, hashes: Sequence[int], now_s: float) -> None:
         source = self._sources.get(row)
         if source is not None:
-            positions = self._index.positions(hashes)
-            source.claims.used(self._index.engine_hashes(positions), as_hashes(hashes[: len(positions)]), now_s)
+            source.claims.used(hashes, now_s)
 
     def _ages(self, hashes: Sequence[int] | UInt64s, now_s: float, counts: Int32s) -> Float64s:
         """Age of the last of `counts` leading blocks, per row."""
@@ -375,6 +378,6 @@ class Directory:
             if row in self._routed:
                 ages[row] = self._routed[row].claims.age_s(block, block, now_s)
             elif row in self._sources:
-                key = self._index.engine_hash(block)
+                key = self._ledger.books.index.engine_hash(block)
                 ages[row] = np.nan if key is None else self._sources[row].claims.age_s(key, block, now_s)
         return ages

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from estimators.tiers import Tier
-from router import blocks_table
+from router import blocks_ledger
 from router.directory import Directory
 from router.signals.sequence import State
 from router.signals.stream import Stream
@@ -307,12 +307,12 @@ def some_unknown(chains: deque[list[int]], chance: random.Random) -> list[int]:
     return [chance.getrandbits(63) if chance.random() < 0.01 else key for key in chains.popleft()]
 
 
-@pytest.mark.parametrize("few", [0, 1 << 16], ids=["buckets", "dictionary"])
+@pytest.mark.parametrize("few", [0, 1 << 16], ids=["tables", "dictionaries"])
 @pytest.mark.parametrize("order", [as_is, children_first, shuffled, some_never, some_unknown])
 def test_memory_follows_the_blocks_that_live(
     order: Callable[[deque[list[int]], random.Random], list[int]], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks_table, "_FEW", few)
+    monkeypatch.setattr(blocks_ledger, "_FEW", few)
     directory, chance, ids = Directory(BLOCK, 2, memory_limit=64), random.Random(3), np.random.default_rng(3)
     directory.add_source(0, MODEL)
     chains: deque[list[int]] = deque()

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimators.tiers import Tier
-from router import blocks_table
+from router import blocks_ledger, books_in_tables
 from router.directory import Directory
 from router.identity import chain
-from router.signals import claims
 from router.signals.sequence import State
 from router.signals.stream import Stream
 from router.signals.wire import Batch, Cleared, Event, Removed, Stored
@@ -43,14 +42,14 @@ STEPS = st.lists(
 
 @pytest.fixture(
     params=[(0, 1), (0, 10**9), (16, 3), (1 << 16, 10**9)],
-    ids=["buckets, all together", "buckets, one by one", "buckets soon, mixed", "dictionary, one by one"],
+    ids=["tables, all together", "tables, one by one", "tables soon, mixed", "dictionaries"],
     autouse=True,
 )
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done one by one and what together, in which form: all ways must give the same."""
     few, many = request.param
-    monkeypatch.setattr(blocks_table, "_FEW", few)
-    monkeypatch.setattr(claims, "_MANY", many)
+    monkeypatch.setattr(blocks_ledger, "_FEW", few)
+    monkeypatch.setattr(books_in_tables, "_MANY", many)
 
 
 def family_of(family: int, block: int) -> int:

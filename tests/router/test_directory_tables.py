@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +20,6 @@ KEYS = st.one_of(
     st.integers(0, 2**64 - 1).filter(lambda key: key != blocks_table._ZERO),  # the number 0 is kept under
 )
 STEPS = st.lists(st.tuples(st.sampled_from(["one", "many", "drop", "drop many"]), st.lists(KEYS, max_size=70)))
-
-
-@pytest.fixture(params=[0, 24, 1 << 16], ids=["buckets", "buckets soon", "dictionary"], autouse=True)
-def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of keys from which there are buckets: both forms, and the change from one to the other."""
-    monkeypatch.setattr(blocks_table, "_FEW", request.param)
 
 
 def check(table: BlockTable, model: dict[int, int]) -> None:
@@ -156,7 +149,7 @@ def test_the_index_finds_the_prefix_a_walk_finds(
         assert index.blocks[tier] == len(somebody)
         together = next((depth for depth, block in enumerate(chain) if block not in somebody), 8)
         assert index.leading_any(tier, index.positions(chain)) == together
-    assert set(index.blocks_held().tolist()) == {block for (_h, block, _t), count in model.items() if count > 0}
+    assert set(index.blocks_held()) == {block for (_h, block, _t), count in model.items() if count > 0}
 
 
 def test_a_long_chain_is_found_to_its_end_wherever_it_ends() -> None:
