@@ -102,7 +102,8 @@ def assemble(
         calibration_spread=KNOWN_SPREAD if known else UNKNOWN_SPREAD,
         epoch_s=epoch_s,
     )
-    prompts = PromptReader(block_tokens, names, characters_per_token)
+    chunks = config.prompts.source == "bytes"
+    prompts = PromptReader(block_tokens, names, characters_per_token, chunks=chunks)
     return Core(dispatcher, directory, prompts, names)
 
 
