@@ -152,7 +152,8 @@ class Gateway:
         dispatcher, replicas = self._core.dispatcher, self._fleet.replicas
         for step in range(1, len(replicas) + 1):
             row = (self._asked_last + step) % len(replicas)
-            if dispatcher.is_up(row) and (not model or model in dispatcher.models_of(row)):
+            serves = dispatcher.models_of(row)  # empty: it does not say, so any
+            if dispatcher.is_up(row) and (not model or not serves or model in serves):
                 self._asked_last = row
                 return replicas[row].url
         return None

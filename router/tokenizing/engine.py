@@ -155,6 +155,7 @@ class EngineTokens:
 def questions_of(asked: Asked, engine: Engine) -> list[dict[str, Any]]:
     """Bodies for `/tokenize`, one for each text. Raises `NoTokens`."""
     options = dict(asked.options)
+    named: dict[str, Any] = {"model": asked.name} if asked.name else {}
     if asked.form is Form.TEXT:
         texts = json.loads(asked.prompt)
         texts = [texts] if isinstance(texts, str) else texts
@@ -162,7 +163,7 @@ def questions_of(asked: Asked, engine: Engine) -> list[dict[str, Any]]:
             raise NoTokens(Unread.FORM, "neither a text nor a few of them")
         if not all(isinstance(text, str) for text in texts):
             raise NoTokens(Unread.FORM, "more than texts")
-        return [{"model": asked.name, "prompt": text, **options} for text in texts]
+        return [{**named, "prompt": text, **options} for text in texts]
     choice = options.pop("tool_choice", None)
     if isinstance(choice, dict) and engine == "sglang":
         raise NoTokens(Unread.FORM, "a named tool")
@@ -175,7 +176,7 @@ def questions_of(asked: Asked, engine: Engine) -> list[dict[str, Any]]:
     if asked.form in (Form.RESPONSES, Form.MESSAGES):
         said = conversation_of(asked)
         messages, tools = said.messages, said.tools
-    question = {"model": asked.name, "messages": messages, **options}
+    question = {**named, "messages": messages, **options}
     if tools is not None and not (engine == "sglang" and choice == "none"):
         question["tools"] = tools
     return [question]

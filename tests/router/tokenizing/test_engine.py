@@ -145,6 +145,12 @@ async def test_each_form_is_asked_for_in_the_engines_terms(asked: Asked, questio
     assert service.asked == [("/tokenize", {"model": "alias", **question}, None)]
 
 
+async def test_a_request_that_names_no_model_is_asked_for_without_one() -> None:
+    async with a_service(TOKENS) as (service, url), asking(url) as engine:
+        await engine.tokens_of(Asked(Form.TEXT, "base", "", prompt=b'"x"'), b"{}", WANTED)
+    assert service.asked == [("/tokenize", {"prompt": "x"}, None)]
+
+
 async def test_sglang_is_not_shown_tools_it_would_leave_out() -> None:
     async with a_service(TOKENS) as (service, url), asking(url, engine="sglang") as engine:
         await engine.tokens_of(chat(tools=TOOLS, form=Form.TOOLS, tool_choice="none"), b"{}", WANTED)
