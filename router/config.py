@@ -40,7 +40,7 @@ class PromptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     engine: Literal["vllm", "sglang"] = "vllm"  # whose way of preparing conversations is followed
     template_arguments: dict[str, Any] = {}  # what the engine's server was given as defaults
     url: str | None = None  # of a renderer or another server with /tokenize, instead of the replicas
-    timeout_s: Seconds = 0.5  # for each begun MiB of body; then the request is placed by load and length
+    timeout_s: Seconds = 1.0  # for each begun MiB of body; then the request is placed by load and length
     most_waiting: Count = 64  # more are placed by load and length at once
     cache_mib: Count = 64  # tokens of message prefixes, in each of two processes
     forward_tokens: bool = False  # send completions on as token ids, so that the engine need not tokenise again
