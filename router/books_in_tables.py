@@ -9,7 +9,7 @@ Blind to  nothing `books_in_dicts` sees
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -209,8 +209,11 @@ class InTables:
         blocks = as_hashes(list(chain.from_iterable(its.values() for _claims, its, _adapter in told)))
         positions = self._table.find_many(salted)
         absent = positions < 0
+        new = [len(its) for _claims, its, _adapter in told]
         if not absent.all():
             self._hold_known(tier, told, positions, blocks, done)
+            ends = np.cumsum(new)
+            new = np.diff(np.cumsum(absent)[ends - 1], prepend=0).tolist()
             keys, salted, numbers, blocks = keys[absent], salted[absent], numbers[absent], blocks[absent]
             if not len(keys):
                 return
@@ -221,10 +224,8 @@ class InTables:
         columns[_OWNER][positions] = numbers[:, 0]
         columns[_TICKS][positions] = numbers[:, 2]
         columns[_ADAPTER][positions] = numbers[:, 3]
-        at = 0
-        for claims, its, _adapter in told:
-            claims.held += int(np.count_nonzero(absent[at : at + len(its)]))
-            at += len(its)
+        for (claims, _its, _adapter), count in zip(told, new, strict=True):
+            claims.held += count
         self.index.add_many(tier, numbers[:, 1], blocks, keys)
 
     def _hold_known(
@@ -254,28 +255,31 @@ class InTables:
         positions = self._table.find_many(salted)
         plain = self._table.columns[_COPIES][positions] == _ONCE[tier]
         plain &= positions >= 0
-        at, gone = 0, []
-        blocks = self._table.columns[_BLOCK][positions].tolist()
-        others: list[tuple[int, int]] = []
+        gone, others = [], list[tuple[int, int]]()
+        blocks = iter(self._table.columns[_BLOCK][positions].tolist())
+        is_plain = None if plain.all() else iter(plain.tolist())
         for number, (claims, its_keys) in enumerate(told):
-            its_plain = plain[at : at + len(its_keys)]
-            its_blocks = zip(its_keys, blocks[at : at + len(its_keys)], strict=True)
-            if its_plain.all():
-                gone.append(dict(its_blocks))
+            if is_plain is None:
+                gone.append(dict(zip(its_keys, islice(blocks, len(its_keys)), strict=True)))
             else:
-                gone.append({key: block for (key, block), one in zip(its_blocks, its_plain, strict=True) if one})
-                others += [(number, its_keys[index]) for index in np.flatnonzero(~its_plain).tolist()]
+                of_one = {}
+                for key in its_keys:
+                    block = next(blocks)
+                    if next(is_plain):
+                        of_one[key] = block
+                    else:
+                        others.append((number, key))
+                gone.append(of_one)
             claims.held -= len(gone[-1])
-            at += len(its_keys)
         done.removed += int(np.count_nonzero(plain))
         positions = positions[plain]
         released = self._table.columns[_BLOCK][positions]
         self._table.remove_many(positions)
         self.index.discard_many(tier, numbers[plain, 1], released)
         for number, key in others:
-            block = self._release_one(tier, told[number][0], key, done)
-            if block is not None:
-                gone[number][key] = block
+            last = self._release_one(tier, told[number][0], key, done)
+            if last is not None:
+                gone[number][key] = last
         return gone
 
     def _forget(self, positions: Positions) -> None:

@@ -35,7 +35,7 @@ from router.signals.wire import Batch
 
 __all__ = ["Directory", "Match", "Stats"]
 
-_TOGETHER = 1024  # keys put off at most: about a millisecond of work
+_TOGETHER = 512  # keys put off at most, half a millisecond of work; twice as many are a tenth cheaper each
 _MOST_DOUBTS = 4096
 
 
