@@ -7,7 +7,7 @@ Valid     some ten thousand keys, as small fleets and replays have; beyond it se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -44,41 +44,48 @@ class DictIndex:
         """Distinct blocks, by tier."""
         return {tier: len(masks) for tier, masks in self._masks.items()}
 
-    def add(self, tier: Tier, bit: int, block: int, key: int) -> None:
-        """The holder of `bit` announced `block` under the engine hash `key`."""
-        masks = self._masks[tier]
-        mask = masks.get(block)
-        self._keys[block] = key
-        if mask is None:
-            masks[block] = bit
-        elif mask & bit:
-            again = (tier, bit, block)
-            self._again[again] = self._again.get(again, 0) + 1
-        else:
-            masks[block] = mask | bit
+    def add(self, tier: Tier, bit: int, blocks: Mapping[int, int]) -> None:
+        """The holder of `bit` announced these blocks, by engine hash."""
+        masks, keys = self._masks[tier], self._keys
+        for key, block in blocks.items():
+            mask = masks.get(block)
+            keys[block] = key
+            if mask is None:
+                masks[block] = bit
+            elif mask & bit:
+                again = (tier, bit, block)
+                self._again[again] = self._again.get(again, 0) + 1
+            else:
+                masks[block] = mask | bit
 
-    def discard(self, tier: Tier, bit: int, block: int) -> None:
-        """One of the engine hashes behind `bit` is gone."""
-        if self._again:
-            again = (tier, bit, block)
-            count = self._again.pop(again, 0)
-            if count > 1:
-                self._again[again] = count - 1
-            if count:
-                return
+    def discard(self, tier: Tier, bit: int, blocks: Iterable[int]) -> None:
+        """Of each block, one of the engine hashes behind `bit` is gone."""
         masks = self._masks[tier]
-        left = masks[block] & ~bit
-        if left:
-            masks[block] = left
-            return
-        del masks[block]
-        for others in self._masks.values():
-            if block in others:
-                return
-        del self._keys[block]
+        elsewhere = [others for others in self._masks.values() if others and others is not masks]
+        for block in blocks:
+            if self._again and self._once_less((tier, bit, block)):
+                continue
+            left = masks[block] & ~bit
+            if left:
+                masks[block] = left
+                continue
+            del masks[block]
+            for others in elsewhere:
+                if block in others:
+                    break
+            else:
+                del self._keys[block]
+
+    def _once_less(self, again: tuple[Tier, int, int]) -> bool:
+        count = self._again.pop(again, 0)
+        if count > 1:
+            self._again[again] = count - 1
+        return count > 0
 
     def positions(self, hashes: Sequence[int] | UInt64s) -> list[int]:
         """The chain itself."""
+        if isinstance(hashes, list):
+            return hashes
         return hashes.tolist() if isinstance(hashes, np.ndarray) else list(hashes)
 
     def leading(self, tier: Tier, positions: list[int]) -> Int32s:
@@ -196,10 +203,9 @@ class InDicts:
 
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None:
         """One more copy of each block, for each publisher, at the time of its last batch."""
-        add = self.index.add
         for claims, blocks, adapter in told:
             book, one_copy = self._books[claims], claims.one_copy
-            known, copies, bit, before = book.blocks, book.copies[tier], book.bit, len(book.blocks)
+            known, copies, new = book.blocks, book.copies[tier], {}
             for key, block in blocks.items():
                 if known.setdefault(key, block) != block:
                     self._forget(book, key)
@@ -208,40 +214,44 @@ class InDicts:
                 count = copies.get(key)
                 if count is None:
                     copies[key] = 1
-                    add(tier, bit, block, key)
+                    new[key] = block
                 elif not one_copy:
                     copies[key] = count + 1
+            self.index.add(tier, book.bit, new)
             book.ticks.update(dict.fromkeys(blocks, ticks_of(claims.last_event_s)))
             if adapter:
                 book.adapters.update(dict.fromkeys(blocks, adapter))
+            self._held += len(known) - claims.held
             claims.held = len(known)
-            self._held += claims.held - before
 
     def release(self, tier: Tier, told: Sequence[tuple[Claims, list[int]]], done: Applied) -> list[dict[int, int]]:
         """One copy less of each key. Returns for each publisher the keys whose last copy went, with their blocks."""
-        discard, gone = self.index.discard, []
+        gone = []
         for claims, keys in told:
-            book, of_one = self._books[claims], dict[int, int]()
-            copies, bit = book.copies[tier], book.bit
+            book = self._books[claims]
+            blocks, copies = book.blocks, book.copies[tier]
+            elsewhere = [others for others in book.copies.values() if others and others is not copies]
+            here, everywhere = [], {}
             for key in keys:
                 count = copies.get(key)
                 if count is None:
                     done.unheld += 1
-                elif count > 1:
-                    done.removed += 1
+                    continue
+                done.removed += 1
+                if count > 1:
                     copies[key] = count - 1
+                    continue
+                del copies[key]
+                here.append(blocks[key])
+                for others in elsewhere:
+                    if key in others:
+                        break
                 else:
-                    done.removed += 1
-                    del copies[key]
-                    discard(tier, bit, book.blocks[key])
-                    for others in book.copies.values():
-                        if key in others:
-                            break
-                    else:
-                        of_one[key] = self._close(book, key)
-            self._held -= len(of_one)
-            claims.held = len(book.blocks)
-            gone.append(of_one)
+                    everywhere[key] = self._close(book, key)
+            self.index.discard(tier, book.bit, here)
+            self._held -= len(everywhere)
+            claims.held = len(blocks)
+            gone.append(everywhere)
         return gone
 
     def drop(self, claims: Claims, adapter: int | None = None) -> None:
@@ -275,7 +285,7 @@ class InDicts:
         block = self._close(book, key)
         for tier, copies in book.copies.items():
             if copies.pop(key, None) is not None:
-                self.index.discard(tier, book.bit, block)
+                self.index.discard(tier, book.bit, [block])
 
     @staticmethod
     def _close(book: _Book, key: int) -> int:

@@ -37,6 +37,7 @@ from router.identity import Identity, chain
 from router.signals.wire import Batch, Stored, decode
 
 ROWS, BLOCK, PROMPT, LONG = 64, 16, 512, 8192
+TIMES = 60  # calls behind a median
 SLICE_S = 0.0005  # longest stretch of applying events before a decision gets its turn
 LIMITS = {
     "store 8, blocks/s": 400_000.0,
@@ -57,7 +58,7 @@ class Fleet:
 
     def __init__(self, blocks: int) -> None:
         self.chance = np.random.default_rng(0)
-        self.directory = Directory(BLOCK, ROWS, cap=2 * blocks)
+        self.directory = Directory(BLOCK, ROWS, cap=2 * blocks + (1 << 20))
         for row in range(ROWS):
             self.directory.add_source(row, "m")
         self.root = Identity("m").root()
@@ -134,10 +135,10 @@ def event_rates(fleet: Fleet, blocks: int) -> Numbers:
     return {f"{kind} {blocks}, blocks/s": blocks * count / median(taken) for kind, taken in seconds.items()}
 
 
-def microseconds(work: Callable[[Any], object], inputs: Iterator[object], times: int = 60) -> float:
+def microseconds(work: Callable[[Any], object], inputs: Iterator[object]) -> float:
     """Median of one call; making its input is not counted."""
     taken = []
-    for _ in range(times):
+    for _ in range(TIMES):
         given = next(inputs)
         started = time.perf_counter()
         work(given)
