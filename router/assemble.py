@@ -114,7 +114,8 @@ def assemble(
         learn_disciplines=fleet.fetch.discipline is None and has_routes(fleet),
         epoch_s=epoch_s,
     )
-    prompts = PromptReader(block_tokens, names, characters_per_token)
+    chunks = config.prompts.source == "bytes"
+    prompts = PromptReader(block_tokens, names, characters_per_token, chunks=chunks)
     return Core(dispatcher, directory, prompts, names)
 
 

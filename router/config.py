@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from router.errors import ConfigError
-from router.fleet import Fleet, fleet_of_urls, load_fleet, one_line
+from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
 from router.http.contract import Count, Limits, Seconds, TimeOuts
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -28,6 +28,23 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     timeout_s: Seconds = 2.0
     misses_to_down: Count = 3  # one missed poll proves nothing
     api_key_env: str | None = None  # environment variable with the key the replicas want (vLLM's --api-key)
+
+
+class PromptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `prompts`: how text becomes blocks. Token ids in a request are always read as they are."""
+
+    # bytes: blocks of text, which only the router's own memory of placements can match; none: load and length alone;
+    # local: tokenizer and chat template from a directory; tokenize, render: ask the engine, or `url`
+    source: Literal["bytes", "none", "local", "tokenize", "render"] = "bytes"
+    tokenizer: str | dict[str, str] | None = None  # directory with tokenizer.json, or one for each base model
+    engine: Literal["vllm", "sglang"] = "vllm"  # whose way of preparing conversations is followed
+    template_arguments: dict[str, Any] = {}  # what the engine's server was given as defaults
+    url: str | None = None  # of a renderer or another server with /tokenize, instead of the replicas
+    timeout_s: Seconds = 1.0  # for each begun MiB of body; then the request is placed by load and length
+    most_waiting: Count = 64  # more are placed by load and length at once
+    cache_mib: Count = 64  # tokens of message prefixes, in each of two processes
+    forward_tokens: bool = False  # send completions on as token ids, so that the engine need not tokenise again
+    check: bool = True  # tokenise fixed prompts on each replica that comes up, and compare
 
 
 class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,6 +71,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     admin_port: Port = 29000
     policy: PolicyConfig = PolicyConfig()
     load: LoadConfig = LoadConfig()
+    prompts: PromptConfig = PromptConfig()
     receipts: ReceiptConfig = ReceiptConfig()
     state: StateConfig = StateConfig()
     limits: Limits = Limits()  # what one client may make the router hold
@@ -72,18 +90,36 @@ def parse_config(text: bytes | str, where: str = "configuration") -> RouterConfi
 
 
 def load_config(path: Path) -> RouterConfig:
-    """Read a configuration file; a relative `fleet` becomes relative to it."""
+    """Read a configuration file; a relative `fleet` or `prompts.tokenizer` becomes relative to it."""
     try:
         config = parse_config(path.read_bytes(), f"configuration file {path}")
     except OSError as exc:
         raise ConfigError(f"configuration file {path}: {exc.strerror}") from exc
     if config.fleet is not None:
         config = msgspec.structs.replace(config, fleet=str(path.parent / config.fleet))
-    return config
+    return msgspec.structs.replace(config, prompts=_prompts_beside(config.prompts, path.parent))
+
+
+def _prompts_beside(prompts: PromptConfig, folder: Path) -> PromptConfig:
+    """The section with its directories relative to `folder`."""
+    named = prompts.tokenizer
+    if named is None:
+        return prompts
+    beside = (
+        str(folder / named)
+        if isinstance(named, str)
+        else {model: str(folder / directory) for model, directory in named.items()}
+    )
+    return msgspec.structs.replace(prompts, tokenizer=beside)
 
 
 def fleet_of(config: RouterConfig) -> Fleet:
     """The fleet a configuration points at, read and checked."""
+    prompts = config.prompts
+    if prompts.source == "local" and not prompts.tokenizer:
+        raise ConfigError("prompts.source is local: name the model's directory in prompts.tokenizer")
+    if prompts.url is not None:
+        check_url(prompts.url)
     if (config.fleet is None) == (not config.worker_urls):
         raise ConfigError("say where the replicas are: either `fleet` or `worker_urls` (--worker-urls URL ...)")
     return load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])

@@ -21,13 +21,14 @@ from router.actions import Action, Cause, Ended, Send
 from router.admin import AdminPort
 from router.assemble import Core, assemble
 from router.config import RouterConfig
-from router.dispatch import Dispatcher
+from router.dispatch import Dispatcher, Placement
 from router.errors import ConfigError, PortInUse
 from router.fleet import Fleet, ReplicaSpec
 from router.http.head import RequestHead
 from router.http.server import TrafficPort
 from router.learning import PrefixCounters
 from router.metrics import Metrics
+from router.prompts.production import Prompts
 from router.receipts import Receipt, ReceiptWriter
 from router.signals.poller import LoadPoller
 from router.signals.prometheus_text import Load, load_of
@@ -41,11 +42,12 @@ log = logging.getLogger(__name__)
 class TimedDecider:
     """The dispatcher as the traffic port calls it, with the time each decision took."""
 
-    def __init__(self, dispatcher: Dispatcher, metrics: Metrics) -> None:
+    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, prompts: Prompts) -> None:
         self._arrived = dispatcher.arrived
+        self._finished = dispatcher.finished
         self._took = metrics.decision.observe
+        self._answered = prompts.answered
         self.first_token: Callable[[Send, float], list[Action]] = dispatcher.first_token
-        self.finished: Callable[[Send, Ended, float], list[Action]] = dispatcher.finished
         self.failed: Callable[[Send, Cause, float], list[Action]] = dispatcher.failed
         self.cancelled: Callable[[Send, float], list[Action]] = dispatcher.cancelled
 
@@ -54,6 +56,12 @@ class TimedDecider:
         actions = self._arrived(request, now_s)
         self._took(perf_counter() - began_s)
         return actions
+
+    def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
+        placement = sent.placement
+        if sent.request.tokenised and isinstance(placement, Placement):
+            self._answered(sent.request, ended, placement.booking.reused_tokens)
+        return self._finished(sent, ended, now_s)
 
 
 class Gateway:
@@ -70,6 +78,8 @@ class Gateway:
         self._started_at = int(time.time())
         self._session: aiohttp.ClientSession
         self._core: Core
+        self._prompts: Prompts
+        self._asked_last = -1  # row of the replica that tokenised last
         self._sources: EventSources
         self._poller: LoadPoller
         self._traffic: TrafficPort
@@ -120,6 +130,7 @@ class Gateway:
             block_tokens=await reported_block_tokens(self._session, self._fleet, self._config.load.timeout_s),
         )
         self._take_over_state()
+        await self._start_prompts(has_key=bool(headers))
         self._sources = EventSources(self._fleet, self._core.directory, self._session, self._clock)
         self._closers.append(self._sources.stop)
         self._sources.follow_store()
@@ -127,6 +138,30 @@ class Gateway:
         self._make_traffic_port()
         await self._start_admin()
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
+
+    async def _start_prompts(self, *, has_key: bool) -> None:
+        self._prompts = Prompts(
+            self._config.prompts,
+            self._core.prompts,
+            self._session,
+            url_of=self._tokenizing_url,
+            has_key=has_key,
+            clock=self._clock,
+            registry=self._metrics.registry,
+        )
+        self._closers.append(self._prompts.stop)
+        await self._prompts.start()
+
+    def _tokenizing_url(self, model: str) -> str | None:
+        """Whom to ask for the tokens of a base model: the replicas that serve it, in turn."""
+        dispatcher, replicas = self._core.dispatcher, self._fleet.replicas
+        for step in range(1, len(replicas) + 1):
+            row = (self._asked_last + step) % len(replicas)
+            serves = dispatcher.models_of(row)  # empty: it does not say, so any
+            if dispatcher.is_up(row) and (not model or not serves or model in serves):
+                self._asked_last = row
+                return replicas[row].url
+        return None
 
     def _start_poller(self) -> None:
         load = self._config.load
@@ -156,15 +191,19 @@ class Gateway:
             writer=self._writer,
             clock=self._clock,
         )
-        self._admin = AdminPort(ready=self._ready, metrics_text=views.metrics_text, fleet=views.fleet)
+        self._admin = AdminPort(
+            ready=self._ready,
+            metrics_text=views.metrics_text,
+            fleet=lambda: {**views.fleet(), "prompts": self._prompts.report().as_values()},
+        )
         self._closers.append(self._admin.stop)
         await self._admin.start(self._config.admin_host, self._config.admin_port)
 
     def _make_traffic_port(self) -> None:
         config = self._config
         self._traffic = TrafficPort(
-            TimedDecider(self._core.dispatcher, self._metrics),
-            read_prompt=self._core.prompts.facts_of,
+            TimedDecider(self._core.dispatcher, self._metrics, self._prompts),
+            read_prompt=self._prompts.read,
             answer=self._answer,
             clock=self._clock,
             limits=config.limits,
@@ -281,6 +320,7 @@ class Gateway:
         self._core.dispatcher.replica_up(row, frozenset(models))
         base, _ = self._core.names.resolve(models[0] if models else "")
         self._sources.replica_up(row, base)
+        self._prompts.replica_up(replica.name, replica.url or "", model=base, name=models[0] if models else "")
         log.info("%s is up and serves %s", replica.name, ", ".join(models) or "what it does not say")
         if not models:
             log.warning("%s named no models (does it want a key? load.api_key_env): no prompt is matched", replica.name)

@@ -6,7 +6,9 @@ traffic port itself holds every byte and no rule.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import msgspec
@@ -35,7 +37,16 @@ class Decider(Protocol):
     def cancelled(self, sent: Send, now_s: float) -> list[Action]: ...
 
 
-PromptReader = Callable[[RequestHead, bytes], RequestFacts | Refuse]
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Facts of a request, and the body that goes on in place of the client's."""
+
+    facts: RequestFacts
+    body: bytes
+
+
+Read = RequestFacts | Refuse | Rewritten
+PromptReader = Callable[[RequestHead, bytes], Read | asyncio.Future[Read]]  # cancelled when the client leaves
 Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
 Clock = Callable[[], float]
 

@@ -18,7 +18,7 @@ class TrafficPort:
     """Owns the listening socket, all client connections and the pool. Made and used inside a running loop.
 
     decider : owns every rule
-    read_prompt : makes `RequestFacts` of a whole request, or a refusal
+    read_prompt : makes `RequestFacts` of a whole request, or a refusal, at once or in a while
     answer : makes the router's own answers
     clock : what the decider is told as `now_s`; the loop's clock when None
     upstream_tls : context for https endpoints; the system's trust store when None
