@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from estimators.estimates import Held
+from estimators.routes import Held
 from router.dispatch import Holdings
 from router.signals.looked_up import Answers
 from router.signals.written_store import WrittenStore

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from estimators.estimates import Held
+from estimators.routes import Held
 from estimators.tiers import Tier
 from router.other_tiers import Knowledge, OtherTiers
 from router.signals.lmcache import Holding
