@@ -7,7 +7,8 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -58,17 +59,29 @@ class DoctorCommand:
         parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
-        logging.getLogger("router").setLevel(logging.CRITICAL)  # the findings say it, once and in words
         servers = servers_of(args.urls, fleet=args.fleet, events=args.events, replay=args.replay)
         encode = None if args.tokenizer is None else local_tokenizer(args.tokenizer)
         plan = Plan(wait_s=args.wait, use_probe=args.probe, encode=encode)
         key = _key_in(args.api_key_env)
-        reports = uvloop.run(examine_all(servers, plan, timeout_s=args.timeout, key=key, rng=random.Random()))
+        with quiet("router"):  # the findings say it, once and in words
+            reports = uvloop.run(examine_all(servers, plan, timeout_s=args.timeout, key=key, rng=random.Random()))
         if args.json:
             print(as_json(reports).decode())
         else:
             print_reports(reports, Console())
         return 0 if all(report.works for report in reports) else 1
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Only critical messages of the logger `name` and below, for a while."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def servers_of(

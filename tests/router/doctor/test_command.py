@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,13 @@ DOWN = "http://127.0.0.1:9"
 def test_a_server_that_is_down_ends_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", DOWN]) == 1
     assert "problem" in capsys.readouterr().out
+
+
+def test_the_router_logs_as_before_once_the_doctor_is_done() -> None:
+    before = logging.getLogger("router").level
+    main(["doctor", DOWN, "--json"])
+    assert logging.getLogger("router").level == before
+    assert logging.getLogger("router.sources").isEnabledFor(logging.WARNING)
 
 
 def test_json_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) -> None:
