@@ -231,7 +231,7 @@ class EventSources:
         self._directory.add_source(row, self._models[row], one_copy=one_copy)
 
     def _apply(self, row: int, batch: Batch) -> None:
-        self._directory.apply(row, batch, self._clock())
+        self._directory.put(row, batch, self._clock())
 
     def _apply_store(self, batch: Batch) -> None:
         self._directory.apply_store(batch, self._clock())

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 Socket = zmq.Socket[bytes]
 _END_SEQ = (1 << 64) - 1
-_SLICE_S = 0.002  # longest stretch of applying batches before other tasks get the loop
+_SLICE_S = 0.0005  # longest stretch of applying batches before other tasks get the loop
 _MAX_MESSAGE_BYTES = 256 << 20  # a peer that sends more is cut off by ZMQ; real batches stay far below
 _LOOK_AGAIN_S = 1.0  # idle sockets are looked at this often even if no wake-up came
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
