@@ -15,7 +15,7 @@ import msgspec
 
 from estimators.request import RequestFacts
 from router.actions import Action, Cause, Ended, Refuse, Send
-from router.http.head import RequestHead
+from router.http.head import RequestHead, ResponseHead
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -48,6 +48,7 @@ class Rewritten:
 Read = RequestFacts | Refuse | Rewritten
 PromptReader = Callable[[RequestHead, bytes], Read | asyncio.Future[Read]]  # cancelled when the client leaves
 Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
+Heard = Callable[[Send, ResponseHead], object]  # the head of an answer, before anything is made of it
 Clock = Callable[[], float]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from router.actions import Action, Cause, Ended, Refuse, Send
 from router.errors import ReplicaUnreachable
-from router.http.contract import Read, Rewritten
+from router.http.contract import Heard, Read, Rewritten
 from router.http.head import RequestHead, ResponseHead, client_head, field_value, upstream_head
 from router.http.pool import origin_of
 from router.http.replies import refusal, request_id_of
@@ -147,6 +147,8 @@ class Exchange:
     # -- called by the connection to the replica
 
     def response_started(self, response: ResponseHead) -> None:
+        if self._shared.heard is not None:
+            self._show_head(self._shared.heard, response)
         if response.status in _OVERLOADED and (sent := self._put_away()) is not None:
             actions = self._ask(self._shared.decider.failed, sent, Cause.OVERLOADED)
             if actions != []:
@@ -348,6 +350,14 @@ class Exchange:
         if self._streams and kind.startswith(b"text/event-stream"):
             return StreamReader()
         return JsonReader() if kind.startswith(b"application/json") else None
+
+    def _show_head(self, heard: Heard, response: ResponseHead) -> None:
+        assert self._attempt is not None, "an answer follows an attempt"
+        try:
+            heard(self._attempt, response)
+        except Exception:
+            self._shared.counts.reader_failures += 1
+            _log.exception("the head of an answer of %s could not be read along", self._attempt.replica)
 
     def _read_along(self, reader: SideReader, piece: bytes) -> None:
         try:
