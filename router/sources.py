@@ -3,7 +3,8 @@
 A replica's stream is followed once the replica has said which model it serves, because that model is the root of
 every block it announces. Replicas that share a URL are its data-parallel ranks and each follows its own rank; replicas
 that share an event address have one socket, whose batches say whose they are. Stores and sidecars that cannot publish
-over ZMQ post theirs (`pushed`).
+over ZMQ post theirs (`pushed`). What a replica holds that was asked and names no source is guessed from what it is sent,
+until it does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 30.0  # between two questions to a replica that named no event source
 STORE_FIRST_SEQ = 1  # the Mooncake master numbers its batches from 1
+GUESSED_BLOCKS = 2048  # taken for the size of a cache that nobody tells: forgets early rather than believe what is gone
 GRACE_S = 30.0  # engines need a moment after they come up before their first event
 _WATCH_PERIOD_S = 1.0
 
@@ -80,6 +82,8 @@ class EventSources:
         self._found: dict[int, Source] = {}  # what replicas said of themselves, by row
         self._models: dict[int, str] = {}  # base model each replica last said it serves, by row
         self._one_copy: dict[int, bool] = {}  # as registered with the directory, by row
+        self._guessed: set[int] = set()  # rows without a source, whose content is guessed
+        self._capacities: dict[int, int] = {}  # blocks each replica has room for, by row
         self._served: Counter[str] = Counter()
         self._watch = SourceWatch(grace_s=grace_s, served=lambda name: self._served[name])
         self._watch_period_s = min(_WATCH_PERIOD_S, grace_s)
@@ -102,7 +106,10 @@ class EventSources:
         self._models[row] = model
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._warn_of_the_missing(), name="event sources")
-        self._register(row, one_copy=self._one_copy.get(row, False))  # also without events: the store's name this model
+        if row in self._guessed:
+            self._guess(row)  # it may serve another model now
+        else:
+            self._register(row, one_copy=self._one_copy.get(row, False))  # also without events: the store's name it
         address = self._events.get(row)
         if address is None:
             self._look_for(row)
@@ -110,6 +117,17 @@ class EventSources:
             self._share(address)
         elif self._names[row] not in self.subscribers:
             self._follow(row, Source(events=address, replay=self._replays.get(row)))
+
+    def capacity_reported(self, row: int, blocks: int) -> None:
+        """`row` has room for that many blocks of the router's, >= 1."""
+        if self._capacities.get(row) != blocks:
+            self._capacities[row] = blocks
+            if row in self._guessed:
+                self._guess(row)
+
+    def is_guessed(self, row: int) -> bool:
+        """Whether what `row` holds is guessed from what was sent there."""
+        return row in self._guessed
 
     def served(self, name: str) -> None:
         """The replica called `name` was given one more request, so it should have something to tell."""
@@ -186,6 +204,7 @@ class EventSources:
             if found.events:
                 await self._take_up(url, found.events)
                 return
+            self._guess_for_want_of_events(url)
             await asyncio.sleep(ASK_AGAIN_S)
 
     async def _listen_for_load(self, url: str, found: Published) -> None:
@@ -226,7 +245,21 @@ class EventSources:
 
     # Streams and the directory behind them
 
+    def _guess_for_want_of_events(self, url: str) -> None:
+        """Its ranks named no source. A store's events are explained by sources alone, so there they stay registered."""
+        if STORE_NAME in self.subscribers or STORE_NAME in self._intake.streams:
+            return
+        for row in self._ranks[url]:
+            name = self._names[row]
+            if row in self._models and row not in self._events and self._stream_report(name, self._clock()) is None:
+                self._guess(row)
+
+    def _guess(self, row: int) -> None:
+        self._guessed.add(row)
+        self._directory.add_routed(row, self._models[row], self._capacities.get(row, GUESSED_BLOCKS))
+
     def _register(self, row: int, *, one_copy: bool) -> None:
+        self._guessed.discard(row)
         self._one_copy[row] = one_copy
         self._directory.add_source(row, self._models[row], one_copy=one_copy)
 
@@ -292,6 +325,8 @@ class EventSources:
     def _pushed_stream(self, name: str) -> Stream:
         if name != STORE_NAME:
             return self._stream(self._row(name), one_copy=True, first_seq=intake.FIRST_SEQ)
+        for row in list(self._guessed):  # see `_guess_for_want_of_events`
+            self._register(row, one_copy=False)
         clear = self._directory.clear_store
         return Stream(name, self._apply_store, clear, first_seq=intake.FIRST_SEQ, clock=self._clock)
 

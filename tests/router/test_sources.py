@@ -74,14 +74,18 @@ async def following(
 
 
 @asynccontextmanager
-async def an_endpoint(sources: dict[str, Any], path: str = "/kv_event_sources") -> AsyncIterator[str]:
-    """An engine that names its event sources at `path`."""
+async def an_endpoint(
+    sources: dict[str, Any], path: str = "/kv_event_sources", *, asked: list[str] | None = None
+) -> AsyncIterator[str]:
+    """An engine that names its event sources at `path`, and notes what else it is asked."""
 
     async def answer(request: web.Request) -> web.Response:
-        return web.json_response(sources)
+        if asked is not None:
+            asked.append(request.path)
+        return web.json_response(sources) if request.path == path else web.Response(status=404)
 
     app = web.Application()
-    app.router.add_get(path, answer)
+    app.router.add_get("/{path:.*}", answer)
     async with TestServer(app) as server:
         yield str(server.make_url("")).rstrip("/")
 
@@ -250,6 +254,47 @@ async def test_a_replica_that_serves_another_model_holds_nothing_of_the_old_one(
         assert (found.credit(P), found.credit(P, model="m2")) == ([0], [0])
         await engine.publish(1, payload(stored_map(P, 1)))
         await until(lambda: found.credit(P, model="m2") == [256])
+
+
+# What is guessed
+
+
+async def test_a_replica_that_names_no_source_is_credited_with_what_it_was_sent_as_far_as_it_has_room() -> None:
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        found.directory.sent(0, chain_of(P), 1.0)
+        assert found.credit(P) == [256]
+        assert found.directory.match(chain_of(P)).approximate.tolist() == [True]
+        found.sources.capacity_reported(0, 100)
+        assert found.credit(P) == [100]
+        found.sources.replica_up(0, "m2")
+        assert (found.sources.is_guessed(0), found.credit(P)) == (True, [0])
+
+
+async def test_what_is_announced_takes_the_place_of_what_was_guessed() -> None:
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        found.directory.sent(0, chain_of(P), 1.0)
+        assert found.sources.pushed(a_push("a", tokens=Q), "application/json")[0] == 200
+        assert not found.sources.is_guessed(0)
+        assert (found.credit(P), found.credit(Q)) == ([0], [256])
+
+
+async def test_where_a_store_is_followed_nothing_is_guessed_since_only_sources_explain_its_hashes() -> None:
+    asked: list[str] = []
+    async with an_endpoint({}, asked=asked) as url:
+        fleet = a_fleet(a_replica("a", url=url), store_events=NOWHERE)
+        async with following(fleet) as found, aiohttp.ClientSession() as session:
+            await until(lambda: "/server_info" in asked)
+            async with session.get(url):  # the router has had its answer by the time of this one
+                assert not found.sources.is_guessed(0)
+
+
+async def test_a_store_that_posts_is_understood_although_no_replica_names_a_source() -> None:
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        assert found.sources.pushed(a_push("store"), "application/json")[0] == 200
+        assert found.directory.match(chain_of(P)).store_blocks == 256
 
 
 # What is posted
