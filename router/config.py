@@ -28,6 +28,8 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     timeout_s: Seconds = 2.0
     misses_to_down: Count = 3  # one missed poll proves nothing
     api_key_env: str | None = None  # environment variable with the key the replicas want (vLLM's --api-key)
+    # have vLLM tell its load in the heads of whole (not streamed) answers too; one more header for replica and client
+    from_answers: bool = False
 
 
 class PromptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -60,6 +62,33 @@ class StateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     every_s: Seconds = 60.0  # between two writes; the last one is at shut-down
 
 
+class LookUpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `other_tiers.look_up`: an LMCache service that says who holds a prompt, asked beside placement."""
+
+    service: Literal["controller", "coordinator"]  # of LMCache in the engines' processes, or of its own servers
+    url: str
+    model: str  # base model it is asked about, as the replicas name it
+    served_as: str | None = None  # a coordinator's name of that model, where it is another
+    ranks: Count = 1  # processes of one engine (tensor times pipeline shards), for a coordinator
+    chunk_tokens: Count = 256  # LMCache's chunk; a multiple of the block
+    instances: dict[str, str] = {}  # LMCache's instance -> replica it belongs to
+    believed_s: Seconds = 10.0  # longer finds more, and more that has gone since
+    deadline_s: Seconds = 0.5  # for each question
+
+
+class WrittenStoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `other_tiers.written_store`: the store says nothing, and engines write through what they compute."""
+
+    keep_s: Seconds = 3600.0  # how long a block is believed to stay after it was last used
+
+
+class OtherTiersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `other_tiers`: what is known of hosts, disks and the store beside their events."""
+
+    look_up: LookUpConfig | None = None
+    written_store: WrittenStoreConfig | None = None
+
+
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file. Exactly one of `fleet` and `worker_urls` says where the replicas are."""
 
@@ -69,9 +98,11 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     port: Port = 30000
     admin_host: str = "0.0.0.0"
     admin_port: Port = 29000
+    admin_key_env: str | None = None  # environment variable with the key that POST /events wants; unset: nobody may
     policy: PolicyConfig = PolicyConfig()
     load: LoadConfig = LoadConfig()
     prompts: PromptConfig = PromptConfig()
+    other_tiers: OtherTiersConfig = OtherTiersConfig()
     receipts: ReceiptConfig = ReceiptConfig()
     state: StateConfig = StateConfig()
     limits: Limits = Limits()  # what one client may make the router hold
@@ -120,6 +151,8 @@ def fleet_of(config: RouterConfig) -> Fleet:
         raise ConfigError("prompts.source is local: name the model's directory in prompts.tokenizer")
     if prompts.url is not None:
         check_url(prompts.url)
+    if config.other_tiers.look_up is not None:
+        check_url(config.other_tiers.look_up.url)
     if (config.fleet is None) == (not config.worker_urls):
         raise ConfigError("say where the replicas are: either `fleet` or `worker_urls` (--worker-urls URL ...)")
     return load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])
