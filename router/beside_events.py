@@ -142,6 +142,15 @@ class _Ids(Sequence[int]):
         return len(self._read())
 
 
+def check_other_tiers(config: OtherTiersConfig, fleet: Fleet) -> None:
+    """Raise `ConfigError` when the section does not fit the fleet, as far as can be told without asking anybody."""
+    block_tokens = fleet.block_tokens or 1
+    if config.written_store is not None:
+        silent_store(config.written_store, fleet, block_tokens=block_tokens)
+    if config.look_up is not None:
+        answers_for(config.look_up, fleet, block_tokens=block_tokens)
+
+
 def exchange_of(config: LookUpConfig) -> Controller | Coordinator:
     """How that service is asked."""
     if config.service == "controller":

@@ -3,8 +3,8 @@
 A replica's stream is followed once the replica has said which model it serves, because that model is the root of
 every block it announces. Replicas that share a URL are its data-parallel ranks and each follows its own rank; replicas
 that share an event address have one socket, whose batches say whose they are. Stores and sidecars that cannot publish
-over ZMQ post theirs (`pushed`). What a replica holds that was asked and names no source is guessed from what it is sent,
-until it does.
+over ZMQ post theirs (`pushed`). What a replica holds that was asked and names no source is guessed, until it does, from
+what it is sent.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class EventSources:
         self._names = [replica.name for replica in fleet.replicas]
         self._urls = [replica.url for replica in fleet.replicas]
         self._ranks = rows_by_url(self._urls)
-        self._events = self._configured({row: replica.events for row, replica in enumerate(fleet.replicas)})
-        self._replays = self._configured({row: replica.replay for row, replica in enumerate(fleet.replicas)})
+        self._events = event_addresses(fleet)
+        self._replays = replay_addresses(fleet)
         self._sharing = Counter(self._events.values())
         self._zmq: zmq.Context[Socket] = zmq.Context()
         self._searches: dict[str, asyncio.Task[None]] = {}  # by URL
@@ -170,17 +170,6 @@ class EventSources:
         await asyncio.gather(*(shared.stop() for shared in self.shared.values()))
         await asyncio.gather(*(listener.stop() for listener in self.load_listeners.values()))
         self._zmq.destroy(linger=0)
-
-    # What the fleet file says
-
-    def _configured(self, named: dict[int, str | None]) -> dict[int, str]:
-        addresses: dict[int, str] = {}
-        for rows in self._ranks.values():
-            try:
-                addresses |= configured_addresses(named, rows)
-            except ValueError as exc:
-                raise ConfigError(f"replicas of one URL are its ranks, but {exc}") from exc
-        return addresses
 
     # What replicas say of themselves
 
@@ -359,3 +348,28 @@ class EventSources:
             for warning in self._watch.due(self.reports(), self._clock()):
                 log.warning("%s", warning)
             await asyncio.sleep(self._watch_period_s)
+
+
+def event_addresses(fleet: Fleet) -> dict[int, str]:
+    """Where each row's events are listened to, as far as the fleet file says: ranks count on from the first of a URL.
+
+    Raises
+    ------
+    ConfigError : the address of the first rank has no port to count on from
+    """
+    return _by_rank(fleet, [replica.events for replica in fleet.replicas])
+
+
+def replay_addresses(fleet: Fleet) -> dict[int, str]:
+    """The same of their replay sockets."""
+    return _by_rank(fleet, [replica.replay for replica in fleet.replicas])
+
+
+def _by_rank(fleet: Fleet, named: Sequence[str | None]) -> dict[int, str]:
+    addresses: dict[int, str] = {}
+    for rows in rows_by_url([replica.url for replica in fleet.replicas]).values():
+        try:
+            addresses |= configured_addresses(dict(enumerate(named)), rows)
+        except ValueError as exc:
+            raise ConfigError(f"replicas of one URL are its ranks, but {exc}") from exc
+    return addresses
