@@ -9,14 +9,23 @@ Errors    a copy that is there after all is not credited for the penalty time
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from estimators.tiers import Tier
 
-Int32s = npt.NDArray[np.int32]
 UInt64s = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A block of a chain whose copy in one tier of one holder gets no credit. depth : its place in the chain"""
+
+    depth: int
+    holder: int
+    tier: Tier
 
 
 class Doubts:
@@ -32,6 +41,7 @@ class Doubts:
         self._penalty_s = penalty_s
         self._most = most
         self._doubts: dict[tuple[int, Tier, int], tuple[int, float]] = {}  # -> depth, until when; oldest first
+        self._at: dict[int, list[tuple[int, Tier]]] = {}  # by block: a question meets few of them
 
     def __len__(self) -> int:
         return len(self._doubts)
@@ -39,16 +49,17 @@ class Doubts:
     def add(self, holder: int, tier: Tier, hashes: Sequence[int] | UInt64s, depth: int, now_s: float) -> None:
         """`holder` did not have, or did not deliver, the block at `depth` of this chain from `tier`."""
         self.expire(now_s)
-        doubt = (holder, tier, int(hashes[depth]))
-        self._doubts.pop(doubt, None)
+        block = int(hashes[depth])
+        self._drop((holder, tier, block))
         if len(self._doubts) >= self._most:
-            del self._doubts[next(iter(self._doubts))]
-        self._doubts[doubt] = (depth, now_s + self._penalty_s)
+            self._drop(next(iter(self._doubts)))
+        self._doubts[holder, tier, block] = (depth, now_s + self._penalty_s)
+        self._at.setdefault(block, []).append((holder, tier))
 
     def lift(self, holder: int, tier: Tier, blocks: Collection[int]) -> None:
         """`holder` announced these blocks in `tier`."""
-        for doubt in [doubt for doubt in self._doubts if doubt[:2] == (holder, tier) and doubt[2] in blocks]:
-            del self._doubts[doubt]
+        for block in self._at.keys() & blocks:
+            self._drop((holder, tier, block))
 
     def expire(self, now_s: float) -> None:
         """Forget doubts whose time is over."""
@@ -56,17 +67,26 @@ class Doubts:
             doubt, (_depth, until_s) = next(iter(self._doubts.items()))
             if until_s > now_s:
                 return
-            del self._doubts[doubt]
+            self._drop(doubt)
 
-    def withhold(self, tier: Tier, hashes: Sequence[int] | UInt64s, counts: Int32s, now_s: float) -> None:
-        """End each holder's prefix in `counts`, by holder, where its first doubtful block is."""
-        for (holder, of_tier, block), (depth, until_s) in self._doubts.items():
-            if of_tier is tier and until_s > now_s and holder < len(counts) and depth < counts[holder]:
-                counts[holder] = depth if hashes[depth] == block else counts[holder]
+    def among(self, hashes: Sequence[int] | UInt64s, now_s: float) -> list[Doubt]:
+        """Those that this chain meets now."""
+        chain = hashes.tolist() if isinstance(hashes, np.ndarray) else hashes
+        if self._at.keys().isdisjoint(chain):
+            return []
+        met = []
+        for block in self._at.keys() & chain:
+            for holder, tier in self._at[block]:
+                depth, until_s = self._doubts[holder, tier, block]
+                if until_s > now_s and depth < len(chain) and chain[depth] == block:
+                    met.append(Doubt(depth, holder, tier))
+        return met
 
-    def withheld(self, tier: Tier, holder: int, hashes: Sequence[int] | UInt64s, count: int, now_s: float) -> int:
-        """As `withhold`, for one holder: what is left of its `count`."""
-        counts = np.zeros(holder + 1, dtype=np.int32)
-        counts[holder] = count
-        self.withhold(tier, hashes, counts, now_s)
-        return int(counts[holder])
+    def _drop(self, doubt: tuple[int, Tier, int]) -> None:
+        if self._doubts.pop(doubt, None) is None:
+            return
+        holder, tier, block = doubt
+        here = self._at[block]
+        here.remove((holder, tier))
+        if not here:
+            del self._at[block]

@@ -9,6 +9,7 @@ Errors    only towards fewer hits: what waits too long is dropped, and a name th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan, nan
 
 from estimators.tiers import Tier
 from router.blocks_intake import Intake, settle, shorten
@@ -87,6 +88,16 @@ class SharedStore:
             else:
                 self._removed(named, event, done)
         self._settle(done)
+
+    def age_s(self, key: int, block: int, now_s: float) -> float:
+        """Seconds since the store last had this block put or read under this hash; NaN when it has not."""
+        ages = (named.intake.claims.age_s(key, block, now_s) for named in self._names.values())
+        return next((age_s for age_s in ages if not isnan(age_s)), nan)
+
+    def used(self, hashes: Sequence[int], now_s: float) -> None:
+        """These leading blocks of a chain were read from the store."""
+        for named in self._names.values():
+            named.intake.claims.used(hashes, now_s)
 
     def clear(self) -> None:
         """Believe nothing of the store any more."""

@@ -89,23 +89,41 @@ class DictIndex:
         return hashes.tolist() if isinstance(hashes, np.ndarray) else list(hashes)
 
     def leading(self, tier: Tier, positions: list[int]) -> Int32s:
-        """For each holder, how many leading blocks it has in `tier`. Most blocks have the holders of the one before."""
-        counts = np.zeros(self._count, dtype=np.int32)
+        """For each holder, how many leading blocks it has in `tier`."""
         masks = self._masks[tier]
-        alive = last = masks.get(positions[0], 0) if positions else 0
-        if not alive:
-            return counts
-        for depth, mask in enumerate(map(masks.get, positions)):
+        if not positions or positions[0] not in masks:
+            return np.zeros(self._count, dtype=np.int32)
+        return self._walk(map(masks.get, positions), len(positions))
+
+    def leading_together(self, tiers: Sequence[Tier], positions: list[int]) -> Int32s:
+        """For each holder, how many leading blocks it has in any of `tiers`, one block here and the next there."""
+        first, *others = (self._masks[tier] for tier in tiers)
+        masks = [first.get(block, 0) for block in positions]
+        for other in others:
+            masks = [mask | other.get(block, 0) for mask, block in zip(masks, positions, strict=True)]
+        return self._walk(masks, len(positions))
+
+    def has_any(self, tier: Tier) -> bool:
+        """Whether anybody has a block in `tier`."""
+        return bool(self._masks[tier])
+
+    def _walk(self, masks: Iterable[int | None], length: int) -> Int32s:
+        """Where each holder's bit goes out for the first time. Most blocks have the holders of the one before."""
+        counts = np.zeros(self._count, dtype=np.int32)
+        alive = last = -1
+        for depth, mask in enumerate(masks):
             if mask == last:
                 continue
             last = mask or 0
             left = alive & last
             if left != alive:
-                _write(counts, alive ^ left, depth)
+                if depth:
+                    _write(counts, alive ^ left, depth)
                 alive = left
                 if not alive:
                     return counts
-        _write(counts, alive, len(positions))
+        if alive > 0:
+            _write(counts, alive, length)
         return counts
 
     def leading_any(self, tier: Tier, positions: list[int]) -> int:

@@ -11,6 +11,7 @@ Errors    none beyond those of 64-bit hashes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -156,11 +157,22 @@ class ChainIndex:
 
     def leading(self, tier: Tier, positions: Positions) -> Int32s:
         """For each holder, how many leading blocks it has in `tier`."""
+        return self.leading_together((tier,), positions)
+
+    def leading_together(self, tiers: Sequence[Tier], positions: Positions) -> Int32s:
+        """For each holder, how many leading blocks it has in any of `tiers`, one block here and the next there."""
         counts = np.zeros(self._holders, dtype=np.int32)
-        for word, column in enumerate(self._columns.get(tier, ())):
-            masks = self._table.columns[column].take(positions)
+        for word, columns in enumerate(zip_longest(*(self._columns.get(tier, ()) for tier in tiers))):
+            first, *others = (self._table.columns[column] for column in columns if column is not None)
+            masks = first.take(positions)
+            for other in others:
+                masks |= other.take(positions)
             _write_leading(counts[word * _BITS :], np.bitwise_and.accumulate(masks))
         return counts
+
+    def has_any(self, tier: Tier) -> bool:
+        """Whether anybody has a block in `tier`."""
+        return self.blocks[tier] > 0
 
     def leading_any(self, tier: Tier, positions: Positions) -> int:
         """How many leading blocks have a holder in `tier`, whoever it is."""

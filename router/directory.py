@@ -23,7 +23,7 @@ import numpy as np
 from estimators.ranges import require
 from estimators.tiers import Tier
 from router.blocks_beliefs import Float64s, Int32s, Match, Stats
-from router.blocks_doubts import Doubts
+from router.blocks_doubts import Doubt, Doubts
 from router.blocks_expected import Expected
 from router.blocks_intake import Intake, settle
 from router.blocks_ledger import Ledger
@@ -78,6 +78,7 @@ class Directory:
         self._sources: dict[int, Intake] = {}
         self._routed: dict[int, Routed] = {}
         self._approximate = np.zeros(rows, dtype=bool)
+        self._none = np.zeros(rows, dtype=np.int32)
         self._coarse: set[int] = set()  # rows whose engine's blocks are several of ours
         self._unsettled: dict[int, Intake] = {}
         self._pending = 0  # keys put off, at most
@@ -242,13 +243,16 @@ class Directory:
         """That request will leave nothing more; no effect when it is no longer expected."""
         self._expected.cancel(number)
 
-    def reused(self, row: int, hashes: Sequence[int], reused_blocks: int, now_s: float) -> None:
+    def reused(
+        self, row: int, hashes: Sequence[int], reused_blocks: int, now_s: float, *, since_s: float = np.inf
+    ) -> None:
         """The engine of `row` said how many leading blocks of this chain it reused, of those it was believed to have.
 
         What it reused counts as used now. The first block it should have had and did not gets no credit in any of
         its tiers for the penalty time, unless it is announced again.
 
         hashes : the chain up to what was believed; a shorter reuse contradicts
+        since_s : when that was believed: what was announced or used after it is not doubted
         """
         self._check_row(row)
         require(0 <= reused_blocks <= len(hashes), "reused_blocks", reused_blocks)
@@ -257,8 +261,15 @@ class Directory:
         self._used(row, hashes[:reused_blocks], now_s)
         if reused_blocks < len(hashes):
             self._expected.contradict(row, hashes, reused_blocks)
+            if since_s < np.inf and self._age_s(row, hashes[reused_blocks], now_s) < now_s - since_s:
+                return
             for tier in (Tier.HBM, Tier.HOST, Tier.DISK):
                 self._doubts.add(row, tier, hashes, reused_blocks, now_s)
+
+    def fetched(self, hashes: Sequence[int], now_s: float) -> None:
+        """An engine read these blocks from the shared store: they were used now."""
+        self._settle()
+        self._store.used(hashes, now_s)
 
     def fetch_failed(self, row: int, tier: Tier, hashes: Sequence[int], fetched_blocks: int, now_s: float) -> None:
         """A fetch of this chain failed, or took too long, after `fetched_blocks`.
@@ -282,16 +293,29 @@ class Directory:
         now_s = self._now_s if now_s is None else now_s
         index = self._ledger.books.index
         positions = index.positions(hashes)
-        hbm, host = (self._leading(tier, positions, hashes, now_s) for tier in (Tier.HBM, Tier.HOST))
+        doubts = self._doubts.among(hashes, now_s) if self._doubts else []
+        hbm = host_reach = self._leading((Tier.HBM,), positions, hashes, doubts)
+        host = self._none  # fleets without tiers of their own are the rule and do not pay for them
+        if index.has_any(Tier.HOST):
+            host = self._leading((Tier.HOST,), positions, hashes, doubts)
+            host_reach = self._leading((Tier.HBM, Tier.HOST), positions, hashes, doubts)
+        disk_reach = host_reach
+        if index.has_any(Tier.DISK):
+            disk_reach = self._leading((Tier.HBM, Tier.HOST, Tier.DISK), positions, hashes, doubts)
         in_store = index.leading_any(Tier.REMOTE, positions)
-        if len(self._doubts):
-            in_store = self._doubts.withheld(Tier.REMOTE, self.rows, hashes, in_store, now_s)
+        for doubt in doubts:
+            if doubt.tier is Tier.REMOTE:
+                in_store = min(in_store, doubt.depth)
         expected = hbm
-        if len(self._expected):
+        if self._expected:
             self._expected.lapse(now_s)
             chain = hashes.tolist() if isinstance(hashes, np.ndarray) else hashes
             expected = np.maximum(hbm, self._expected.leading(chain, self.rows))
-        return Match(hbm, host, in_store, expected, self._approximate, partial(self._ages, hashes, now_s))
+        return Match(
+            *(hbm, host, host_reach, disk_reach, in_store, expected, self._approximate),
+            _ages=partial(self._ages, hashes, now_s),
+            _store_age=partial(self._store_age, hashes, now_s),
+        )
 
     def holders(self, block: int) -> dict[Tier, tuple[int, ...]]:
         """Rows holding one block, by tier; `rows` (one past the last) stands for the shared store."""
@@ -341,14 +365,25 @@ class Directory:
             sources, self._unsettled, self._pending = list(self._unsettled.values()), {}, 0
             settle(self._ledger, sources, self._totals)
 
-    def _leading(self, tier: Tier, positions: Any, hashes: Sequence[int] | UInt64s, now_s: float) -> Int32s:
-        """Leading blocks of each row; an engine reuses only whole blocks of its own."""
-        counts = self._ledger.books.index.leading(tier, positions)[: self.rows]
-        if len(self._doubts):
-            self._doubts.withhold(tier, hashes, counts, now_s)
+    def _leading(
+        self, tiers: tuple[Tier, ...], positions: Any, hashes: Sequence[int] | UInt64s, doubts: Sequence[Doubt]
+    ) -> Int32s:
+        """Leading blocks of each row in these tiers together; an engine reuses only whole blocks of its own."""
+        index = self._ledger.books.index
+        together = len(tiers) > 1
+        counts = (index.leading_together(tiers, positions) if together else index.leading(tiers[0], positions))[:-1]
+        for doubt in doubts:
+            row, depth = doubt.holder, doubt.depth
+            if doubt.tier in tiers and depth < counts[row]:
+                doubted = {other.tier for other in doubts if (other.holder, other.depth) == (row, depth)}
+                if not together or not self._tiers_of(row, int(hashes[depth])).intersection(tiers) - doubted:
+                    counts[row] = depth
         for row in self._coarse:
             counts[row] -= counts[row] % self._sources[row].parts
         return counts
+
+    def _tiers_of(self, row: int, block: int) -> set[Tier]:
+        return {tier for tier, who in self._ledger.books.index.holders(block).items() if row in who}
 
     def _told(self, row: int, model: str, tier: Tier, blocks: Mapping[int, int]) -> None:
         """The publisher of `row` has just announced these keys and blocks."""
@@ -372,12 +407,22 @@ class Directory:
     def _ages(self, hashes: Sequence[int] | UInt64s, now_s: float, counts: Int32s) -> Float64s:
         """Age of the last of `counts` leading blocks, per row."""
         self._settle()
-        ages = np.full(self.rows, np.nan)
-        for row in np.flatnonzero(counts).tolist():
-            block = int(hashes[counts[row] - 1])
-            if row in self._routed:
-                ages[row] = self._routed[row].claims.age_s(block, block, now_s)
-            elif row in self._sources:
-                key = self._ledger.books.index.engine_hash(block)
-                ages[row] = np.nan if key is None else self._sources[row].claims.age_s(key, block, now_s)
-        return ages
+        ages = [
+            self._age_s(row, int(hashes[blocks - 1]), now_s) if blocks else np.nan
+            for row, blocks in enumerate(counts.tolist())
+        ]
+        return np.array(ages)
+
+    def _age_s(self, row: int, block: int, now_s: float) -> float:
+        """Age of one block of `row`; NaN where the row does not have it, or under another hash than the last one."""
+        source = self._sources.get(row)
+        if source is not None:
+            key = self._ledger.books.index.engine_hash(block)
+            return np.nan if key is None else source.claims.age_s(key, block, now_s)
+        routed = self._routed.get(row)
+        return np.nan if routed is None else routed.claims.age_s(block, block, now_s)
+
+    def _store_age(self, hashes: Sequence[int] | UInt64s, now_s: float, blocks: int) -> float:
+        self._settle()
+        key = self._ledger.books.index.engine_hash(int(hashes[blocks - 1])) if blocks else None
+        return np.nan if key is None else self._store.age_s(key, int(hashes[blocks - 1]), now_s)

@@ -122,7 +122,7 @@ def test_a_block_that_moves_down_is_believed_where_it_is_all_the_time(way: int) 
     seen = []
     for events in moves:
         directory.apply(0, either_way(a_batch(events))[way], 1.0)
-        chain = sorted({block for masks in directory._index.masks.values() for block in masks})
+        chain = sorted(directory.blocks())
         seen.append(sorted(tier.value for block in chain for tier in directory.holders(block)))
     hbm, host, disk = Tier.HBM.value, Tier.HOST.value, Tier.DISK.value
     assert seen == [[hbm, hbm], sorted([hbm, host]), sorted([hbm, disk])]

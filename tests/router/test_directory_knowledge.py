@@ -186,7 +186,69 @@ def test_a_reuse_beyond_the_chain_is_refused(reused: int) -> None:
         a_directory().reused(0, CHAIN, reused, 1.0)
 
 
+def test_a_block_that_was_announced_or_used_since_it_was_believed_is_not_doubted() -> None:
+    """An answer comes long after its choice; what happened meanwhile says more than its reuse back then."""
+    for news in ("announced", "used"):
+        directory = a_directory()
+        directory.apply(0, batch(stored(P, 1)), 1.0)
+        directory.apply(0, batch(removed(*range(1, 257)), stored(P, 1)) if news == "announced" else batch(), 20.0)
+        if news == "used":
+            directory.reused(0, CHAIN, 256, 20.0)
+        directory.reused(0, CHAIN, 100, 30.0, since_s=10.0)
+        assert directory.match(CHAIN).hbm_blocks.tolist() == [256, 0]
+        directory.reused(0, CHAIN, 100, 40.0, since_s=25.0)
+        assert directory.match(CHAIN).hbm_blocks.tolist() == [100, 0]
+
+
+# Tiers together
+
+
+def test_a_host_that_has_the_tail_of_what_hbm_has_the_head_of_reaches_to_its_end() -> None:
+    directory = a_directory()
+    directory.apply(0, batch(stored(P, 1), named(list(range(61, 201)), tier=Tier.HOST)), 1.0)
+    directory.apply(0, batch(removed(*range(101, 257))), 2.0)
+    match = directory.match(CHAIN)
+    assert (match.hbm_blocks.tolist(), match.host_blocks.tolist()) == ([100, 0], [0, 0])
+    assert (match.host_reach.tolist(), match.disk_reach.tolist()) == ([200, 0], [200, 0])
+    directory.apply(0, batch(named([201, 202], tier=Tier.DISK), named([204], tier=Tier.DISK)), 3.0)
+    match = directory.match(CHAIN)
+    assert (match.host_reach.tolist(), match.disk_reach.tolist()) == ([200, 0], [202, 0])
+
+
+def test_without_other_tiers_their_reach_is_that_of_hbm() -> None:
+    directory = a_directory()
+    directory.apply(1, batch(stored(P[:160], 1)), 1.0)
+    match = directory.match(CHAIN)
+    assert match.host_reach.tolist() == match.disk_reach.tolist() == match.hbm_blocks.tolist() == [0, 10]
+    assert match.host_blocks.tolist() == [0, 0]
+
+
+def test_a_doubt_about_one_tier_ends_the_reach_only_where_no_other_tier_has_the_block() -> None:
+    directory = a_directory()
+    directory.apply(0, batch(stored(P, 1), named(list(range(1, 257)), tier=Tier.HOST)), 1.0)
+    directory.apply(0, batch(removed(*range(151, 257))), 1.5)
+    directory.fetch_failed(0, Tier.HOST, CHAIN, 50, 2.0)  # HBM has it too
+    match = directory.match(CHAIN)
+    assert (match.host_blocks.tolist(), match.host_reach.tolist()) == ([50, 0], [256, 0])
+    directory.fetch_failed(0, Tier.HOST, CHAIN, 170, 2.0)  # only the host has it
+    match = directory.match(CHAIN)
+    assert (match.hbm_blocks.tolist(), match.host_reach.tolist()) == ([150, 0], [170, 0])
+    directory.reused(0, CHAIN, 20, 3.0)  # no tier had it
+    assert directory.match(CHAIN).host_reach.tolist() == [20, 0]
+
+
 # Ages
+
+
+def test_the_age_of_what_the_store_has_counts_from_its_last_write_or_read() -> None:
+    directory = a_directory()
+    directory.apply(0, batch(stored(P, 1)), 1.0)
+    directory.apply_store(batch(named(list(range(1, 101)))), 10.0)
+    assert directory.match(CHAIN, 50.0).store_age_s == 40.0
+    directory.fetched(CHAIN[:60], 30.0)
+    assert directory.match(CHAIN, 50.0).store_age_s == 40.0
+    assert directory.match(CHAIN[:60], 50.0).store_age_s == 20.0
+    assert np.isnan(directory.match(chain_of(Q), 50.0).store_age_s)
 
 
 def test_the_age_is_that_of_the_last_block_of_each_rows_prefix() -> None:

@@ -178,8 +178,14 @@ class Fleet:
                     assert believed[tier] == truth
             for hashes in CHAINS:
                 match = self.directory.match(hashes)
-                for tier, counts in ((Tier.HBM, match.hbm_blocks), (Tier.HOST, match.host_blocks)):
-                    missing = [block not in believed[tier] for block in hashes]
+                anywhere = believed[Tier.HBM] | believed[Tier.HOST]
+                for blocks, counts in (
+                    (believed[Tier.HBM], match.hbm_blocks),
+                    (believed[Tier.HOST], match.host_blocks),
+                    (anywhere, match.host_reach),
+                    (anywhere, match.disk_reach),
+                ):
+                    missing = [block not in blocks for block in hashes]
                     assert counts[row] == (missing.index(True) if True in missing else DEPTH)
 
 

@@ -149,6 +149,11 @@ def test_the_index_finds_the_prefix_a_walk_finds(
         assert index.blocks[tier] == len(somebody)
         together = next((depth for depth, block in enumerate(chain) if block not in somebody), 8)
         assert index.leading_any(tier, index.positions(chain)) == together
+    both = (Tier.HBM, Tier.HOST)
+    for holder, count in enumerate(index.leading_together(both, index.positions(chain)).tolist()):
+        there = [any(model[holder, block, tier] > 0 for tier in both) for block in chain]
+        assert count == (there.index(False) if False in there else 8)
+    assert [index.has_any(tier) for tier in both] == [index.blocks[tier] > 0 for tier in both]
     assert set(index.blocks_held()) == {block for (_h, block, _t), count in model.items() if count > 0}
 
 
