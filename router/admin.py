@@ -85,7 +85,8 @@ class AdminPort:
 
     async def _take_events(self, request: web.Request) -> web.Response:
         if not self._authorised(request):
-            wanted = "set an admin key to post events" if self._key is None else "the admin key is missing or wrong"
+            nobody = "nobody may post events: admin_key_env names no key"
+            wanted = nobody if self._key is None else "the admin key is missing or wrong"
             return web.json_response({"error": wanted}, status=403 if self._key is None else 401)
         assert self._pushed is not None, "the route exists only with somebody to take the events"
         status, answer = self._pushed(await request.read(), request.content_type)

@@ -240,8 +240,15 @@ class EventSources:
             return
         for row in self._ranks[url]:
             name = self._names[row]
-            if row in self._models and row not in self._events and self._stream_report(name, self._clock()) is None:
-                self._guess(row)
+            if row not in self._models or row in self._events or self._stream_report(name, self._clock()) is not None:
+                continue
+            if row not in self._guessed:
+                log.warning(
+                    "%s names no source of cache events, so what it holds is guessed from what it is sent: start it"
+                    " with KV cache events on (`tfirst doctor` names the flag), or give their address in a fleet file",
+                    name,
+                )
+            self._guess(row)
 
     def _guess(self, row: int) -> None:
         self._guessed.add(row)
@@ -301,7 +308,8 @@ class EventSources:
             known = name in self._names
             followed = name in self.subscribers or (known and self._row(name) in self._events)
         if not known:
-            return 404, {"error": f"no replica is called {name!r}", "sources": [*self._names, STORE_NAME]}
+            store = [] if self._fleet.store is None else [STORE_NAME]
+            return 404, {"error": f"no replica is called {name!r}", "sources": [*self._names, *store]}
         if followed:
             return 409, {"error": f"the events of {name} are followed over ZMQ; one publisher cannot be heard twice"}
         if name != STORE_NAME and self._row(name) not in self._models:
@@ -345,7 +353,9 @@ class EventSources:
 
     async def _warn_of_the_missing(self) -> None:
         while True:
-            for warning in self._watch.due(self.reports(), self._clock()):
+            guessed = {self._names[row] for row in self._guessed}  # they were warned of by then
+            known = [report for report in self.reports() if report.name not in guessed]
+            for warning in self._watch.due(known, self._clock()):
                 log.warning("%s", warning)
             await asyncio.sleep(self._watch_period_s)
 

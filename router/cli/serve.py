@@ -134,7 +134,8 @@ async def serve(config: RouterConfig, fleet: Fleet) -> int:
         loop.add_signal_handler(number, on_signal)
     gateway = Gateway(config, fleet)
     await gateway.start()
-    print(f"tfirst {router.__version__}: {len(fleet.replicas)} replicas, policy {config.policy.name}")
+    replicas = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
+    print(f"tfirst {router.__version__}: {replicas}, policy {config.policy.name}")
     print(f"traffic http://{config.host}:{gateway.traffic_port}")
     print(f"admin   http://{config.admin_host}:{gateway.admin_port}", flush=True)
     await asked.wait()

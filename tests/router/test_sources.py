@@ -259,9 +259,12 @@ async def test_a_replica_that_serves_another_model_holds_nothing_of_the_old_one(
 # What is guessed
 
 
-async def test_a_replica_that_names_no_source_is_credited_with_what_it_was_sent_as_far_as_it_has_room() -> None:
+async def test_a_replica_that_names_no_source_is_credited_with_what_it_was_sent_as_far_as_it_has_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
         await until(lambda: found.sources.is_guessed(0))
+        assert caplog.text.count("names no source of cache events") == 1
         found.directory.sent(0, chain_of(P), 1.0)
         assert found.credit(P) == [256]
         assert found.directory.match(chain_of(P)).approximate.tolist() == [True]
