@@ -32,6 +32,7 @@ class Forecast:
     raw_quantiles_s, quantiles_s : at `estimates.LEVELS`, before and after the conformal correction
     queue_s, fetch_s : Q, and F, zero where nothing is fetched
     local_tokens : reusable from the replica's HBM
+    host_tokens, disk_tokens : the same with its host memory, and with its disk too; as many without such tiers
     age_s : how long ago each tier's blocks were last heard of, in the order of `hit_probability.TIERS`; NaN unknown
     """
 
@@ -43,6 +44,8 @@ class Forecast:
     queue_s: float
     fetch_s: float
     local_tokens: float
+    host_tokens: float
+    disk_tokens: float
     age_s: npt.NDArray[np.float64]
 
     def age_of(self, tier: Tier) -> float:
@@ -54,6 +57,10 @@ class Forecast:
         """The forecast of `choice`."""
         at = COLUMN[choice.path], choice.row
         raw, issued = estimates.quantiles_s(choice.path, choice.row)
+        reused = estimates.reused_tokens[:, choice.row].tolist()
+        local = reused[COLUMN[Path.LOCAL]]
+        has_tiers = len(reused) > COLUMN[Path.HOST]
+        host, disk = (reused[COLUMN[Path.HOST]], reused[COLUMN[Path.DISK]]) if has_tiers else (local, local)
         return cls(
             first_token_s=float(estimates.first_token_s[at]),
             recompute_s=float(estimates.first_token_s[COLUMN[Path.RECOMPUTE], choice.row]),
@@ -62,7 +69,9 @@ class Forecast:
             quantiles_s=issued.tolist(),
             queue_s=float(estimates.queue_s[choice.row]),
             fetch_s=float(estimates.fetch_s[at]),
-            local_tokens=float(estimates.reused_tokens[COLUMN[Path.LOCAL], choice.row]),
+            local_tokens=local,
+            host_tokens=host,
+            disk_tokens=disk,
             age_s=estimates.age_s[:, choice.row].copy(),  # the rest is lent for one decision
         )
 

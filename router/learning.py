@@ -186,7 +186,7 @@ class Learning:
 
     def calibration_state(self, samples: int) -> str:
         """How far a replica's times may be trusted, after so many first tokens."""
-        return "calibrated" if samples >= CALIBRATED_SAMPLES else "uncalibrated"
+        return calibration_state(samples)
 
     def evidence_of(self, booking: Booking, now_s: float) -> str | None:
         """What the hit probability of a booking rests on: its weakest tier; None where nothing is reused."""
@@ -326,6 +326,11 @@ class Learning:
         if model not in self._traffic and len(self._traffic) >= MODELS_APART:
             model = ""
         return self._traffic.setdefault(model, Traffic())
+
+
+def calibration_state(samples: int) -> str:
+    """How far a replica's times may be trusted, after so many first tokens."""
+    return "calibrated" if samples >= CALIBRATED_SAMPLES else "uncalibrated"
 
 
 def kind_of_request(request: RequestFacts) -> Kind:

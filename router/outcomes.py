@@ -17,9 +17,6 @@ from estimators.paths import Path
 from estimators.tiers import Tier
 from router.bookings import Booking
 
-# Where the blocks beyond those of HBM are from, on each path.
-_BEYOND: dict[Path, Tier] = {Path.REMOTE: Tier.REMOTE, Path.HOST: Tier.HOST, Path.DISK: Tier.DISK}
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -32,12 +29,16 @@ class Part:
 
 def parts_of(booking: Booking) -> Iterator[Part]:
     """What was expected from each tier, in the order of the prompt. A peer's HBM is not this replica's."""
-    local = min(booking.forecast.local_tokens, booking.reused_tokens)
-    if local > 0:
-        yield Part(Tier.HBM, 0.0, local)
-    tier = _BEYOND.get(booking.path)
-    if tier is not None and booking.reused_tokens > local:
-        yield Part(tier, local, booking.reused_tokens)
+    forecast, reused = booking.forecast, booking.reused_tokens
+    ends = [(Tier.HBM, forecast.local_tokens), (Tier.HOST, forecast.host_tokens), (Tier.DISK, forecast.disk_tokens)]
+    if booking.path is Path.REMOTE:
+        ends.append((Tier.REMOTE, reused))
+    start = 0.0
+    for tier, end in ends:
+        stop = min(end, reused)
+        if stop > start:
+            yield Part(tier, start, stop)
+            start = stop
 
 
 class Outcomes:
