@@ -112,6 +112,8 @@ class Gateway:
             on_receipt=self._finished,
             epoch_s=time.time() - self._clock(),
             block_tokens=block_tokens,
+            answers=self._beside.answers,
+            written=self._beside.written,
         )
         self._start_keeping()
         await self._start_prompts(has_key=bool(headers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,9 +14,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.config import LoadConfig, RouterConfig
+from router.config import LoadConfig, LookUpConfig, OtherTiersConfig, ReceiptConfig, RouterConfig
 from router.errors import ConfigError
-from router.fleet import Fleet, ReplicaSpec
+from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
 from router.gateway import Gateway
 
 MODEL = "m"
@@ -194,3 +195,63 @@ async def test_what_the_router_shows_is_json_with_every_part() -> None:
         assert shown["other_tiers"] == {}
         assert shown["replicas"][0]["capacity_tokens"] == 1600.0
         assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
+
+
+@pytest.mark.parametrize("prompt", [[7] * 400, "once upon a time " * 100])
+async def test_without_events_a_prompt_goes_back_to_the_replica_that_computed_it(
+    prompt: object, tmp_path: Path
+) -> None:
+    receipts = tmp_path / "receipts.jsonl"
+    async with running(Engine(), Engine(), receipts=ReceiptConfig(path=str(receipts))) as router:
+        shown = await router.until(lambda shown: all(r["cache_is_guessed"] for r in shown["replicas"]))
+        assert [source["state"] for source in shown["event_sources"]] == ["never_connected"] * 2
+        served_by = [await router.complete(prompt=prompt) for _ in range(6)]
+    assert len(set(served_by)) == 1
+    *lines, _ = receipts.read_text().split("\n")
+    written = [msgspec.json.decode(line) for line in lines]
+    local = [receipt["candidates"][receipt["chosen"]]["local_tokens"] for receipt in written]
+    assert local[0] == 0
+    assert all(tokens >= 16 for tokens in local[1:])
+
+
+class Pool:
+    """A coordinator of LMCache whose shared pool has every chunk it is asked about."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        chunks = len((await request.json())["token_ids"]) // 256
+        placement = {"instance_id": "mp-0", "tier": "L2", "incarnation": 1, "shared": True}
+        results = [{"key": {"chunk_hash_hex": f"{at:x}"}, "placements": [placement]} for at in range(chunks)]
+        return web.json_response({"chunks": chunks, "results": results})
+
+
+async def test_what_a_look_up_found_is_a_path_of_the_next_prompt(tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts.jsonl"
+    app = web.Application()
+    app.router.add_post("/directory/lookup", Pool().answer)
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(TestServer(app))
+        engines = [await stack.enter_async_context(TestServer(Engine().app())) for _ in range(2)]
+        fleet = Fleet(
+            replicas=[ReplicaSpec(name=f"r{at}", url=str(engine.make_url(""))) for at, engine in enumerate(engines)],
+            links={"net": LinkSpec(gb_s=10.0), "pcie": LinkSpec(gb_s=25.0)},
+            store=StoreSpec(network="net", host="pcie"),
+        )
+        look_up = LookUpConfig(service="coordinator", url=str(pool.make_url("")), model=MODEL, deadline_s=5.0)
+        router = await stack.enter_async_context(
+            running(
+                fleet=fleet,
+                other_tiers=OtherTiersConfig(look_up=look_up),
+                receipts=ReceiptConfig(path=str(receipts)),
+            )
+        )
+        await router.complete(prompt=[7] * 1025)
+        await router.until(lambda shown: shown["other_tiers"]["look_up"]["blocks_remembered"] == 4)
+        await router.complete(prompt=[7] * 1025)
+        assert 'tfirst_look_ups_total{result="asked"} 1.0' in await router.metrics()
+    *lines, _ = receipts.read_text().split("\n")
+    found = [
+        {(candidate["path"], candidate["fetched_tokens"]) for candidate in receipt["candidates"]}
+        for receipt in map(msgspec.json.decode, lines)
+    ]
+    assert ("remote", 1024) not in found[0]
+    assert ("remote", 1024) in found[1]
