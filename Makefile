@@ -21,7 +21,7 @@ check: $(READY)  ## ruff and mypy
 	$(BIN)/mypy
 
 lock:  ## write requirements.lock anew from pyproject.toml (needs pip-tools)
-	pip-compile --quiet --strip-extras --extra dev --generate-hashes --allow-unsafe --no-emit-index-url \
+	pip-compile --quiet --strip-extras --extra dev --extra tokenizers --generate-hashes --allow-unsafe --no-emit-index-url \
 	  --no-emit-find-links --no-emit-trusted-host --output-file requirements.lock pyproject.toml
 
 slice: $(READY)  ## cut the demo's traffic anew: make slice TRACE=conversation_trace.jsonl.gz

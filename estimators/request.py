@@ -25,6 +25,9 @@ class RequestFacts:
     path : request path: for the receipt, and one of the groups output lengths are learned by
     session : what names the conversation, if anything does; output lengths are learned by it too
     block_tokens : tokens in each block of `chain`, >= 1
+    chain_of_text : whether the blocks are of text rather than tokens: no engine announces such blocks, so only what
+        the router remembers of its own placements can match them
+    tokenised : form of a prompt whose tokens the router counted itself; "" when the client gave them, or nobody did
     """
 
     request_id: str
@@ -41,3 +44,5 @@ class RequestFacts:
     session: str | None = None
     path: str = "/v1/completions"
     block_tokens: int = 16
+    chain_of_text: bool = False
+    tokenised: str = ""

@@ -29,12 +29,15 @@ Blocks = npt.NDArray[np.int32]
 class Held:
     """Where the leading blocks of a prompt are, as the directory believes. Arrays of shape (rows,), or None.
 
-    local_blocks : leading blocks in each replica's HBM
+    local_blocks : leading blocks in each replica's HBM, or there by the time a request sent now has its turn
     store_blocks : leading blocks in the shared store
     host_blocks : leading blocks in each replica's HBM and host memory together, >= local_blocks; None without hosts
     disk_blocks : the same with its disk, >= host_blocks; None without disks
     age_s : how long ago the last of those blocks was stored or used, by tier (HBM, HOST, DISK, REMOTE), shape
         (4, rows); NaN unknown; None where the directory does not keep ages
+    confirmed_blocks : of `local_blocks`, those that are there now; None: all
+    approximate : whether what a replica has is a guess from what was sent there, (rows,); None: nowhere
+    store_approximate : whether what the store has is a guess
     """
 
     local_blocks: Blocks
@@ -42,6 +45,9 @@ class Held:
     host_blocks: Blocks | None = None
     disk_blocks: Blocks | None = None
     age_s: npt.NDArray[np.float64] | None = None
+    confirmed_blocks: Blocks | None = None
+    approximate: npt.NDArray[np.bool_] | None = None
+    store_approximate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

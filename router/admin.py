@@ -1,7 +1,11 @@
-"""The admin port: metrics, probes and the fleet as JSON. Reads only; nothing here changes the router."""
+"""The admin port: metrics, probes and the fleet as JSON, and the one way in: cache events by POST, behind the key.
+
+Whoever may post events can steer traffic, so without a key configured nobody may.
+"""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from typing import Any
 
@@ -10,27 +14,41 @@ from aiohttp import web
 
 from router.errors import PortInUse
 
+_MAX_PUSH_BYTES = 32 << 20  # a few million blocks' hashes
+
 
 class AdminPort:
-    """An aiohttp server of read-only views.
+    """An aiohttp server of read-only views, and of POST /events.
 
     ready : whether a request could be served now
     metrics_text : everything in Prometheus' text format
     fleet : what /fleet shows, as plain values
+    pushed : body and content type of a POST /events -> HTTP status and what to answer
+    key : what `authorization: Bearer ...` must say to post; None: nobody may
     """
 
     def __init__(
-        self, *, ready: Callable[[], bool], metrics_text: Callable[[], bytes], fleet: Callable[[], dict[str, Any]]
+        self,
+        *,
+        ready: Callable[[], bool],
+        metrics_text: Callable[[], bytes],
+        fleet: Callable[[], dict[str, Any]],
+        pushed: Callable[[bytes, str], tuple[int, dict[str, Any]]] | None = None,
+        key: str | None = None,
     ) -> None:
         self._ready = ready
         self._metrics_text = metrics_text
         self._fleet = fleet
-        app = web.Application()
+        self._pushed = pushed
+        self._key = key
+        app = web.Application(client_max_size=_MAX_PUSH_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._readiness)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/fleet", self._show_fleet)
-        self._runner = web.AppRunner(app, access_log=None)
+        if pushed is not None:
+            app.router.add_post("/events", self._take_events)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         self._site: web.TCPSite | None = None
 
     @property
@@ -42,7 +60,7 @@ class AdminPort:
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises `PortInUse` when the address cannot be had."""
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, host, port, shutdown_timeout=1.0)
+        self._site = web.TCPSite(self._runner, host, port)
         try:
             await self._site.start()
         except OSError as exc:
@@ -64,3 +82,17 @@ class AdminPort:
 
     async def _show_fleet(self, request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._fleet()), content_type="application/json")
+
+    async def _take_events(self, request: web.Request) -> web.Response:
+        if not self._authorised(request):
+            nobody = "nobody may post events: admin_key_env names no key"
+            wanted = nobody if self._key is None else "the admin key is missing or wrong"
+            return web.json_response({"error": wanted}, status=403 if self._key is None else 401)
+        assert self._pushed is not None, "the route exists only with somebody to take the events"
+        status, answer = self._pushed(await request.read(), request.content_type)
+        return web.json_response(answer, status=status)
+
+    def _authorised(self, request: web.Request) -> bool:
+        given = request.headers.get("authorization", "")
+        wanted = f"Bearer {self._key}"
+        return self._key is not None and hmac.compare_digest(given.encode(), wanted.encode())

@@ -20,7 +20,7 @@ from estimators.links import LinkTable
 from estimators.model_prior import Prior, prior_of
 from estimators.prefetch import PrefetchSpace
 from estimators.roofline import rates_of
-from estimators.routes import Held, Routes
+from estimators.routes import Routes
 from estimators.shape_costs import costs_of
 from estimators.spread import ResidualSpread
 from estimators.view import FleetView
@@ -29,10 +29,14 @@ from router.config import RouterConfig
 from router.directory import Directory
 from router.dispatch import Dispatcher, Replica
 from router.fleet import Fleet, LinkSpec, ReplicaSpec
+from router.holdings import DirectoryHoldings, Holdings
 from router.names import ModelNames
+from router.other_tiers import OtherTiers
 from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
 from router.receipts import Receipt
+from router.signals.looked_up import Answers
+from router.signals.written_store import WrittenStore
 
 DEFAULT_BLOCK_TOKENS = 16
 
@@ -47,17 +51,6 @@ class Core:
     names: ModelNames
 
 
-class DirectoryHoldings:
-    """The directory as the dispatcher asks it."""
-
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-
-    def held(self, chain: list[int]) -> Held:
-        match = self._directory.match(chain)
-        return Held(local_blocks=match.hbm_blocks, store_blocks=match.store_blocks)
-
-
 def assemble(
     config: RouterConfig,
     fleet: Fleet,
@@ -66,10 +59,16 @@ def assemble(
     epoch_s: float = 0.0,
     block_tokens: int | None = None,
     wrap_estimator: Callable[[Estimator], Estimator] = lambda estimator: estimator,
+    answers: Answers | None = None,
+    written: WrittenStore | None = None,
+    every_candidate: bool = True,
 ) -> Core:
     """Build the deciding core of one router.
 
     block_tokens : what the engines report, used when the fleet file does not say
+    answers : of a look-up service that knows the store and replicas' tiers, if there is one
+    written : what is written through to a store without events, if there is one; kept up to date from here
+    every_candidate : receipts name all that was possible, else only what was chosen
     epoch_s : Unix time at now_s = 0 of the clock that will drive it
     wrap_estimator : puts something between estimates and their readers, for experiments
 
@@ -104,7 +103,7 @@ def assemble(
     dispatcher = Dispatcher(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
         view=view,
-        holdings=DirectoryHoldings(directory),
+        holdings=holdings_of(fleet, directory, answers=answers, written=written),
         estimator=wrap_estimator(estimator),
         policy=build_policy(config.policy.name, config.policy.settings, config.seed),
         policy_name=config.policy.name,
@@ -115,9 +114,23 @@ def assemble(
         calibration_spreads=[prior.spread for prior in priors],
         learn_disciplines=fleet.fetch.discipline is None and has_routes(fleet),
         epoch_s=epoch_s,
+        every_candidate=every_candidate,
     )
-    prompts = PromptReader(block_tokens, names, characters_per_token)
+    chunks = config.prompts.source == "bytes"
+    prompts = PromptReader(block_tokens, names, characters_per_token, chunks=chunks)
     return Core(dispatcher, directory, prompts, names)
+
+
+def holdings_of(
+    fleet: Fleet, directory: Directory, *, answers: Answers | None = None, written: WrittenStore | None = None
+) -> Holdings:
+    """The directory, and what else is known of store and tiers, as decisions ask them."""
+    # Told to read from a peer, an engine would find nothing of what is still being computed there.
+    peers_are_read = fleet.peers is not None and fleet.fetch.by == "directed"
+    holdings = DirectoryHoldings(directory, has_tiers=fleet.tiers is not None, ages=True, expects=not peers_are_read)
+    if answers is None and written is None:
+        return holdings
+    return OtherTiers(holdings, answers=answers, written=written)
 
 
 def card_of(fleet: Fleet, replica: ReplicaSpec) -> Card | None:

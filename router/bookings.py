@@ -32,7 +32,8 @@ class Forecast:
     hit_probability : that all are
     raw_quantiles_s, quantiles_s : at `estimates.LEVELS`, before and after the conformal correction
     queue_s, fetch_s : Q, and F, zero where nothing is fetched
-    own_tokens : reusable from the replica's HBM, with its host memory, and with its disk
+    local_tokens : reusable from the replica's HBM
+    host_tokens, disk_tokens : the same with its host memory, and with its disk too; as many without such tiers
     age_s : how long ago each tier's blocks were last heard of, in the order of `hit_probability.TIERS`; NaN unknown
     """
 
@@ -43,7 +44,9 @@ class Forecast:
     quantiles_s: list[float]
     queue_s: float
     fetch_s: float
-    own_tokens: tuple[float, float, float]
+    local_tokens: float
+    host_tokens: float
+    disk_tokens: float
     age_s: npt.NDArray[np.float64]
 
     def age_of(self, tier: Tier) -> float:
@@ -55,6 +58,10 @@ class Forecast:
         """The forecast of `choice`."""
         at = COLUMN[choice.path], choice.row
         raw, issued = estimates.quantiles_s(choice.path, choice.row)
+        reused = estimates.reused_tokens[:, choice.row].tolist()
+        local = reused[COLUMN[Path.LOCAL]]
+        has_tiers = len(reused) > COLUMN[Path.HOST]
+        host, disk = (reused[COLUMN[Path.HOST]], reused[COLUMN[Path.DISK]]) if has_tiers else (local, local)
         return cls(
             first_token_s=float(estimates.first_token_s[at]),
             recompute_s=float(estimates.first_token_s[COLUMN[Path.RECOMPUTE], choice.row]),
@@ -63,18 +70,11 @@ class Forecast:
             quantiles_s=issued.tolist(),
             queue_s=float(estimates.queue_s[choice.row]),
             fetch_s=float(estimates.fetch_s[at]),
-            own_tokens=own_tokens(estimates, choice.row),
+            local_tokens=local,
+            host_tokens=host,
+            disk_tokens=disk,
             age_s=estimates.age_s[:, choice.row].copy(),  # the rest is lent for one decision
         )
-
-
-def own_tokens(estimates: Estimates, row: int) -> tuple[float, float, float]:
-    """Tokens a replica has in HBM, with its host memory, and with its disk; each at least the one before."""
-    reused = estimates.reused_tokens
-    hbm = float(reused[COLUMN[Path.LOCAL], row])
-    if len(reused) <= COLUMN[Path.DISK]:
-        return hbm, hbm, hbm
-    return hbm, float(reused[COLUMN[Path.HOST], row]), float(reused[COLUMN[Path.DISK], row])
 
 
 @dataclass(slots=True, eq=False)

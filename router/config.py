@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from router.errors import ConfigError
-from router.fleet import Fleet, fleet_of_urls, load_fleet, one_line
+from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
 from router.http.contract import Count, Limits, Seconds, TimeOuts
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -28,6 +28,25 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     timeout_s: Seconds = 2.0
     misses_to_down: Count = 3  # one missed poll proves nothing
     api_key_env: str | None = None  # environment variable with the key the replicas want (vLLM's --api-key)
+    # have vLLM tell its load in the heads of whole (not streamed) answers too; one more header for replica and client
+    from_answers: bool = False
+
+
+class PromptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `prompts`: how text becomes blocks. Token ids in a request are always read as they are."""
+
+    # bytes: blocks of text, which only the router's own memory of placements can match; none: load and length alone;
+    # local: tokenizer and chat template from a directory; tokenize, render: ask the engine, or `url`
+    source: Literal["bytes", "none", "local", "tokenize", "render"] = "bytes"
+    tokenizer: str | dict[str, str] | None = None  # directory with tokenizer.json, or one for each base model
+    engine: Literal["vllm", "sglang"] = "vllm"  # whose way of preparing conversations is followed
+    template_arguments: dict[str, Any] = {}  # what the engine's server was given as defaults
+    url: str | None = None  # of a renderer or another server with /tokenize, instead of the replicas
+    timeout_s: Seconds = 1.0  # for each begun MiB of body; then the request is placed by load and length
+    most_waiting: Count = 64  # more are placed by load and length at once
+    cache_mib: Count = 64  # tokens of message prefixes, in each of two processes
+    forward_tokens: bool = False  # send completions on as token ids, so that the engine need not tokenise again
+    check: bool = True  # tokenise fixed prompts on each replica that comes up, and compare
 
 
 class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,6 +62,33 @@ class StateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     every_s: Seconds = 60.0  # between two writes; the last one is at shut-down
 
 
+class LookUpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `other_tiers.look_up`: an LMCache service that says who holds a prompt, asked beside placement."""
+
+    service: Literal["controller", "coordinator"]  # of LMCache in the engines' processes, or of its own servers
+    url: str
+    model: str  # base model it is asked about, as the replicas name it
+    served_as: str | None = None  # a coordinator's name of that model, where it is another
+    ranks: Count = 1  # processes of one engine (tensor times pipeline shards), for a coordinator
+    chunk_tokens: Count = 256  # LMCache's chunk; a multiple of the block
+    instances: dict[str, str] = {}  # LMCache's instance -> replica it belongs to
+    believed_s: Seconds = 10.0  # longer finds more, and more that has gone since
+    deadline_s: Seconds = 0.5  # for each question
+
+
+class WrittenStoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `other_tiers.written_store`: the store says nothing, and engines write through what they compute."""
+
+    keep_s: Seconds = 3600.0  # how long a block is believed to stay after it was last used
+
+
+class OtherTiersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `other_tiers`: what is known of hosts, disks and the store beside their events."""
+
+    look_up: LookUpConfig | None = None
+    written_store: WrittenStoreConfig | None = None
+
+
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file. Exactly one of `fleet` and `worker_urls` says where the replicas are."""
 
@@ -52,8 +98,11 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     port: Port = 30000
     admin_host: str = "0.0.0.0"
     admin_port: Port = 29000
+    admin_key_env: str | None = None  # environment variable with the key that POST /events wants; unset: nobody may
     policy: PolicyConfig = PolicyConfig()
     load: LoadConfig = LoadConfig()
+    prompts: PromptConfig = PromptConfig()
+    other_tiers: OtherTiersConfig = OtherTiersConfig()
     receipts: ReceiptConfig = ReceiptConfig()
     state: StateConfig = StateConfig()
     limits: Limits = Limits()  # what one client may make the router hold
@@ -72,18 +121,38 @@ def parse_config(text: bytes | str, where: str = "configuration") -> RouterConfi
 
 
 def load_config(path: Path) -> RouterConfig:
-    """Read a configuration file; a relative `fleet` becomes relative to it."""
+    """Read a configuration file; a relative `fleet` or `prompts.tokenizer` becomes relative to it."""
     try:
         config = parse_config(path.read_bytes(), f"configuration file {path}")
     except OSError as exc:
         raise ConfigError(f"configuration file {path}: {exc.strerror}") from exc
     if config.fleet is not None:
         config = msgspec.structs.replace(config, fleet=str(path.parent / config.fleet))
-    return config
+    return msgspec.structs.replace(config, prompts=_prompts_beside(config.prompts, path.parent))
+
+
+def _prompts_beside(prompts: PromptConfig, folder: Path) -> PromptConfig:
+    """The section with its directories relative to `folder`."""
+    named = prompts.tokenizer
+    if named is None:
+        return prompts
+    beside = (
+        str(folder / named)
+        if isinstance(named, str)
+        else {model: str(folder / directory) for model, directory in named.items()}
+    )
+    return msgspec.structs.replace(prompts, tokenizer=beside)
 
 
 def fleet_of(config: RouterConfig) -> Fleet:
     """The fleet a configuration points at, read and checked."""
+    prompts = config.prompts
+    if prompts.source == "local" and not prompts.tokenizer:
+        raise ConfigError("prompts.source is local: name the model's directory in prompts.tokenizer")
+    if prompts.url is not None:
+        check_url(prompts.url)
+    if config.other_tiers.look_up is not None:
+        check_url(config.other_tiers.look_up.url)
     if (config.fleet is None) == (not config.worker_urls):
         raise ConfigError("say where the replicas are: either `fleet` or `worker_urls` (--worker-urls URL ...)")
     return load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])

@@ -5,69 +5,38 @@ Model     a block is named by the router's chain (`router.identity`), computed f
           tier REMOTE; where it names only hashes, a block is what some engine gave the same hash.
 Valid     sources whose engine hashes are chained (vLLM; SGLang from 0.5.6); hash-only stores whose engines
           share one hash seed (vLLM from 0.29 by default)
-Blind to  blocks of another size than ours, token pairs, sliding-window and state groups: counted and ignored.
-          Blocks with images are kept apart, so prompts given by tokens alone do not match them.
+Blind to  blocks of a size that is neither a multiple nor a divisor of ours, token pairs, sliding-window and state
+          groups: counted and ignored. Blocks with images are kept apart, so prompts given by tokens alone do not
+          match them.
 Errors    only towards fewer hits: an unknown parent, a reused hash or a full source drops blocks, never adds.
           Re-announced hits of vLLM (`kv_cache_report_mode: full`) are the exception, see signals/README.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from estimators.ranges import require
 from estimators.tiers import Tier
-from router.signals.claims import Applied, Claims, Index, oldest
-from router.signals.meaning import blocks_of, engine_keys, kind_counts, parent_key, root_of, well_formed
-from router.signals.wire import Batch, Cleared, Removed, Stored
+from router.blocks_beliefs import Float64s, Int32s, Match, Stats
+from router.blocks_doubts import Doubt, Doubts
+from router.blocks_expected import Expected
+from router.blocks_intake import Intake, settle
+from router.blocks_ledger import Ledger
+from router.blocks_routed import Routed
+from router.blocks_store import SharedStore
+from router.blocks_table import UInt64s
+from router.signals.claims import Applied
+from router.signals.wire import Batch
 
-Int32s = npt.NDArray[np.int32]
-_FEW_ROWS = 8  # up to here a loop over set bits beats unpacking the whole mask
-_MAX_GROUPS = 64  # group numbers remembered per source; real engines have a handful
-_MAX_STORE_NAMES = 64  # model names a store may use
+__all__ = ["Directory", "Match", "Stats"]
 
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Leading blocks of one chain. Each tier is counted alone, from block 0 and without a gap.
-
-    hbm_blocks, host_blocks : int32, one entry per row
-    store_blocks : of the shared store
-    """
-
-    hbm_blocks: Int32s
-    host_blocks: Int32s
-    store_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Sizes now and counters since the start.
-
-    blocks : distinct blocks by tier, whoever holds them
-    engine_hashes : engine hashes kept over all sources and the store
-    waiting : store hashes no event has explained yet
-    remembered : explanations kept after the last replica dropped the block
-    totals : everything applied so far
-    """
-
-    blocks: dict[Tier, int]
-    engine_hashes: int
-    waiting: int
-    remembered: int
-    totals: Applied
-
-
-class _Store:
-    """The shared store under one model name: its claims, and the hashes nobody has explained yet."""
-
-    def __init__(self, claims: Claims, name: str | None) -> None:
-        self.claims = claims
-        self.name = name
-        self.waiting: dict[int, None] = {}
+_TOGETHER = 512  # keys put off at most, half a millisecond of work; twice as many are a tenth cheaper each
+_MOST_DOUBTS = 4096
 
 
 class Directory:
@@ -77,23 +46,53 @@ class Directory:
     ----------
     block_tokens : tokens per block of the router's chain, >= 1
     rows : replicas, rows 0..rows-1 of the fleet view, >= 1
-    source_limit : blocks kept per source; beyond it the oldest go first (they only lose hits)
-    memory_limit : hashes remembered to explain store events, per model, and unexplained ones per store name
+    source_limit : engine hashes kept per source; beyond it the oldest go first (they only lose hits)
+    memory_limit : hashes remembered to explain later events, over all sources, and unexplained ones per store name
+    cap : engine hashes kept over all sources and the store (about 100 bytes each); the oldest go first
+    penalty_s : how long a copy that was not there, or did not come, gets no credit, > 0
+    expected_limit : blocks of all requests in flight together
+    expected_s : how long a request in flight is expected to leave its blocks, > 0
     """
 
     def __init__(
-        self, block_tokens: int, rows: int, *, source_limit: int = 1 << 20, memory_limit: int = 1 << 17
+        self,
+        block_tokens: int,
+        rows: int,
+        *,
+        source_limit: int = 1 << 20,
+        memory_limit: int = 1 << 17,
+        cap: int = 1 << 23,
+        penalty_s: float = 30.0,
+        expected_limit: int = 1 << 20,
+        expected_s: float = 120.0,
     ) -> None:
-        if min(block_tokens, rows, source_limit, memory_limit) < 1:
+        if min(block_tokens, rows, source_limit, memory_limit, cap, expected_limit) < 1:
             raise ValueError("block_tokens, rows and the limits must be at least 1")
+        require(0.0 < penalty_s < np.inf, "penalty_s", penalty_s)
+        require(0.0 < expected_s < np.inf, "expected_s", expected_s)
         self.block_tokens = block_tokens
         self.rows = rows
         self._source_limit = source_limit
         self._memory_limit = memory_limit
-        self._index = Index()
-        self._sources: dict[int, Claims] = {}
-        self._stores: dict[str | None, _Store] = {}
-        self._remembered: dict[str, dict[int, int]] = {}  # by model; its keys are the registered models
+        self._ledger = Ledger(rows + 1, cap=cap)
+        self._sources: dict[int, Intake] = {}
+        self._routed: dict[int, Routed] = {}
+        self._approximate = np.zeros(rows, dtype=bool)
+        self._none = np.zeros(rows, dtype=np.int32)
+        self._coarse: set[int] = set()  # rows whose engine's blocks are several of ours
+        self._unsettled: dict[int, Intake] = {}
+        self._pending = 0  # keys put off, at most
+        self._store = SharedStore(
+            self._ledger,
+            rows,
+            self._sources,
+            block_tokens=block_tokens,
+            limit=source_limit,
+            memory_limit=memory_limit,
+        )
+        self._expected = Expected(most=expected_limit, lapse_s=expected_s)
+        self._doubts = Doubts(penalty_s=penalty_s, most=_MOST_DOUBTS)
+        self._now_s = 0.0  # the latest time heard
         self._totals = Applied()
 
     # Sources
@@ -104,38 +103,77 @@ class Directory:
         one_copy : the engine keeps one logical copy per tier (SGLang), so a repeated store is not counted;
             else each store needs its own removal (vLLM)
         """
-        if not 0 <= row < self.rows:
-            raise ValueError(f"row {row} is outside 0..{self.rows - 1}")
+        self._check_row(row)
         known = self._sources.get(row)
-        if known is not None and (known.model, known.one_copy) == (model, one_copy):
+        if known is not None and (known.claims.model, known.claims.one_copy) == (model, one_copy):
             return
         self.drop_source(row)
-        self._sources[row] = Claims(self._index, 1 << row, model, one_copy=one_copy)
-        self._remembered.setdefault(model, {})
+        self._sources[row] = Intake(
+            self._ledger,
+            self._ledger.open(row, model, one_copy=one_copy, limit=self._source_limit),
+            block_tokens=self.block_tokens,
+            memory_limit=max(1, self._memory_limit // self.rows),
+            told=partial(self._told, row, model),
+            gone=partial(self._gone, model),
+        )
+
+    def add_routed(self, row: int, model: str, capacity_blocks: int) -> None:
+        """`row` sends no events: guess what it holds from what is sent there (`sent`). An event source ends that.
+
+        capacity_blocks : blocks of ours the engine has room for, >= 1; may be given again when it is known better
+        """
+        self._check_row(row)
+        require(capacity_blocks >= 1, "capacity_blocks", capacity_blocks)
+        known = self._routed.get(row)
+        if known is not None and known.claims.model == model:
+            known.resize(capacity_blocks, self._totals)
+            return
+        self.drop_source(row)
+        claims = self._ledger.open(row, model, one_copy=True, limit=self._source_limit)
+        self._routed[row] = Routed(self._ledger, claims, capacity=min(capacity_blocks, claims.limit))
+        self._note_approximate()
 
     def drop_source(self, row: int) -> None:
         """Forget the publisher of `row` and all it held; no effect when there is none."""
-        self.clear(row)
-        gone = self._sources.pop(row, None)
-        if gone is not None and all(source.model != gone.model for source in self._sources.values()):
-            self._remembered.pop(gone.model, None)
+        self._settle()
+        self._expected.clear(row)
+        self._coarse.discard(row)
+        for gone in (self._sources.pop(row, None), self._routed.pop(row, None)):
+            if gone is not None:
+                self._ledger.close(gone.claims)
+        self._note_approximate()
 
     def clear(self, row: int) -> None:
         """Believe nothing of `row` any more: it restarted, slept, or was down. It stays registered."""
+        self._settle()
+        self._expected.clear(row)
+        for source in (self._sources.get(row), self._routed.get(row)):
+            if source is not None:
+                source.clear()
+
+    def drop_adapter(self, row: int, adapter: str) -> None:
+        """The adapter of this name was unloaded from `row`, or loaded anew, perhaps with other weights."""
+        self._settle()
         source = self._sources.get(row)
         if source is not None:
-            source.clear()
+            source.drop_adapter(adapter)
 
     def clear_store(self) -> None:
         """Believe nothing of the shared store any more."""
-        for store in self._stores.values():
-            store.claims.clear()
-        self._stores.clear()
+        self._store.clear()
 
     def last_event_s(self, row: int) -> float | None:
         """Router's clock when `row` last sent a batch; None when it never has."""
         source = self._sources.get(row)
-        return None if source is None else source.last_event_s
+        return None if source is None else source.claims.last_event_s
+
+    def unmatchable(self, row: int) -> bool:
+        """Whether `row` sends stores of which none can be credited: another block size, token pairs, unknown groups."""
+        source = self._sources.get(row)
+        if source is None:
+            return False
+        self._settle()
+        return not source.claims.held and source.refused > 0
 
     # Events in
 
@@ -146,239 +184,245 @@ class Directory:
         ------
         ValueError : `row` has no source; call `add_source` first
         """
-        source = self._sources.get(row)
-        if source is None:
-            raise ValueError(f"row {row} has no event source")
-        source.last_event_s = now_s
+        source = self._source(row)
+        self._settle()
+        self._now_s = max(self._now_s, now_s)
         done = Applied(unknown=batch.unknown, bad=batch.bad)
-        for event in batch.events:
-            if isinstance(event, Stored):
-                self._stored(source, event, event.tier, done)
-            elif isinstance(event, Removed):
-                self._removed(source, event, done)
-            else:
-                source.clear()
-                done.cleared += 1
+        source.take(batch.events, now_s, done)
+        settle(self._ledger, [source], done)
         self._totals.add(done)
         return done
+
+    def put(self, row: int, batch: Batch, now_s: float) -> None:
+        """As `apply`, but the costly part waits for more of its kind, until the next question or enough of it.
+
+        An event stream should call this: many small batches cost a half to a third.
+
+        Raises
+        ------
+        ValueError : `row` has no source; call `add_source` first
+        """
+        source = self._source(row)
+        self._now_s = max(self._now_s, now_s)
+        self._totals.unknown += batch.unknown
+        self._totals.bad += batch.bad
+        before = source.pending
+        source.take(batch.events, now_s, self._totals)
+        self._unsettled[row] = source
+        self._pending += max(0, source.pending - before)
+        if self._pending >= _TOGETHER:
+            self._settle()
 
     def apply_store(self, batch: Batch, now_s: float) -> Applied:
         """Take in one batch of the shared store. Its medium (memory or disk of the pool) does not matter."""
+        self._settle()
+        self._now_s = max(self._now_s, now_s)
         done = Applied(unknown=batch.unknown, bad=batch.bad)
-        for event in batch.events:
-            if isinstance(event, Cleared):
-                self._store_cleared(event)
-                done.cleared += 1
-                continue
-            store = self._store_named(event.model)
-            if store is None:
-                done.ignored += 1
-                continue
-            store.claims.last_event_s = now_s
-            if isinstance(event, Stored):
-                self._store_stored(store, event, done)
-            else:
-                self._store_removed(store, event, done)
+        self._store.take(batch, now_s, done)
         self._totals.add(done)
         return done
 
+    # What the router itself knows
+
+    def sent(self, row: int, hashes: Sequence[int], now_s: float) -> None:
+        """A prompt was sent to `row`; matters only where the row's content is guessed (`add_routed`)."""
+        routed = self._routed.get(row)
+        if routed is not None and len(hashes):
+            self._now_s = max(self._now_s, now_s)
+            routed.sent(hashes, now_s, self._totals)
+
+    def expect(self, row: int, hashes: Sequence[int], now_s: float) -> int:
+        """A request in flight will leave these blocks on `row`. Returns its number, for `cancel`.
+
+        Expected until the row announces the last block, `cancel`, a contradiction, or the limits given at the start.
+        """
+        self._check_row(row)
+        return self._expected.place(row, hashes, now_s)
+
+    def cancel(self, number: int) -> None:
+        """That request will leave nothing more; no effect when it is no longer expected."""
+        self._expected.cancel(number)
+
+    def reused(
+        self, row: int, hashes: Sequence[int], reused_blocks: int, now_s: float, *, since_s: float = np.inf
+    ) -> None:
+        """The engine of `row` said how many leading blocks of this chain it reused, of those it was believed to have.
+
+        What it reused counts as used now. The first block it should have had and did not gets no credit in any of
+        its tiers for the penalty time, unless it is announced again.
+
+        hashes : the chain up to what was believed; a shorter reuse contradicts
+        since_s : when that was believed: what was announced or used after it is not doubted
+        """
+        self._check_row(row)
+        require(0 <= reused_blocks <= len(hashes), "reused_blocks", reused_blocks)
+        self._settle()
+        self._now_s = max(self._now_s, now_s)
+        self._used(row, hashes[:reused_blocks], now_s)
+        if reused_blocks < len(hashes):
+            self._expected.contradict(row, hashes, reused_blocks)
+            if since_s < np.inf and self._age_s(row, hashes[reused_blocks], now_s) < now_s - since_s:
+                return
+            for tier in (Tier.HBM, Tier.HOST, Tier.DISK):
+                self._doubts.add(row, tier, hashes, reused_blocks, now_s)
+
+    def fetched(self, hashes: Sequence[int], now_s: float) -> None:
+        """An engine read these blocks from the shared store: they were used now."""
+        self._settle()
+        self._store.used(hashes, now_s)
+
+    def fetch_failed(self, row: int, tier: Tier, hashes: Sequence[int], fetched_blocks: int, now_s: float) -> None:
+        """A fetch of this chain failed, or took too long, after `fetched_blocks`.
+
+        row : whose copies they were; `rows` (one past the last) for the shared store, with `Tier.REMOTE`
+        """
+        require(0 <= row <= self.rows, "row", row)
+        require(0 <= fetched_blocks <= len(hashes), "fetched_blocks", fetched_blocks)
+        self._now_s = max(self._now_s, now_s)
+        if fetched_blocks < len(hashes):
+            self._doubts.add(row, tier, hashes, fetched_blocks, now_s)
+
     # Questions
 
-    def match(self, hashes: Sequence[int]) -> Match:
-        """How far each holder could serve this chain. The caller cuts it to the tokens an engine may reuse."""
-        in_store = self._index.masks[Tier.REMOTE]
-        held = 0
-        if in_store:
-            for block in hashes:
-                if block not in in_store:
-                    break
-                held += 1
-        return Match(self._leading(Tier.HBM, hashes), self._leading(Tier.HOST, hashes), held)
+    def match(self, hashes: Sequence[int] | UInt64s, now_s: float | None = None) -> Match:
+        """How far each holder could serve this chain. The caller cuts it to the tokens an engine may reuse.
+
+        now_s : the router's clock; None is the latest time heard
+        """
+        self._settle()
+        now_s = self._now_s if now_s is None else now_s
+        index = self._ledger.books.index
+        positions = index.positions(hashes)
+        doubts = self._doubts.among(hashes, now_s) if self._doubts else []
+        hbm = host_reach = self._leading((Tier.HBM,), positions, hashes, doubts)
+        host = self._none  # fleets without tiers of their own are the rule and do not pay for them
+        if index.has_any(Tier.HOST):
+            host = self._leading((Tier.HOST,), positions, hashes, doubts)
+            host_reach = self._leading((Tier.HBM, Tier.HOST), positions, hashes, doubts)
+        disk_reach = host_reach
+        if index.has_any(Tier.DISK):
+            disk_reach = self._leading((Tier.HBM, Tier.HOST, Tier.DISK), positions, hashes, doubts)
+        in_store = index.leading_any(Tier.REMOTE, positions)
+        for doubt in doubts:
+            if doubt.tier is Tier.REMOTE:
+                in_store = min(in_store, doubt.depth)
+        expected = hbm
+        if self._expected:
+            self._expected.lapse(now_s)
+            chain = hashes.tolist() if isinstance(hashes, np.ndarray) else hashes
+            expected = np.maximum(hbm, self._expected.leading(chain, self.rows))
+        return Match(
+            *(hbm, host, host_reach, disk_reach, in_store, expected, self._approximate),
+            _ages=partial(self._ages, hashes, now_s),
+            _store_age=partial(self._store_age, hashes, now_s),
+        )
 
     def holders(self, block: int) -> dict[Tier, tuple[int, ...]]:
         """Rows holding one block, by tier; `rows` (one past the last) stands for the shared store."""
-        found = {tier: masks.get(block, 0) for tier, masks in self._index.masks.items()}
-        return {tier: tuple(_rows_of(mask)) for tier, mask in found.items() if mask}
+        self._settle()
+        return {tier: tuple(who) for tier, who in self._ledger.books.index.holders(block).items()}
+
+    def blocks(self) -> list[int]:
+        """All blocks somebody holds, in no order: for tests and inspection."""
+        self._settle()
+        return self._ledger.books.index.blocks_held()
 
     def stats(self) -> Stats:
-        books = [*self._sources.values(), *(store.claims for store in self._stores.values())]
+        self._settle()
         totals = Applied()
         totals.add(self._totals)
         return Stats(
-            blocks={tier: len(masks) for tier, masks in self._index.masks.items()},
-            engine_hashes=sum(len(claims.local_of) for claims in books),
-            waiting=sum(len(store.waiting) for store in self._stores.values()),
-            remembered=sum(len(memory) for memory in self._remembered.values()),
+            blocks=dict(self._ledger.books.index.blocks),
+            engine_hashes=len(self._ledger),
+            waiting=self._store.waiting,
+            remembered=sum(len(source.recent) for source in self._sources.values()),
+            expected=len(self._expected),
+            doubted=len(self._doubts),
+            index_bytes=self._ledger.books.nbytes,
             totals=totals,
         )
 
-    def _leading(self, tier: Tier, hashes: Sequence[int]) -> Int32s:
-        """Walk until nobody is left; most blocks have the same holders as the one before."""
-        counts = np.zeros(self.rows, dtype=np.int32)
-        masks = self._index.masks[tier]
-        alive = last = masks.get(hashes[0], 0) if hashes else 0
-        if not alive:
-            return counts
-        for depth, mask in enumerate(map(masks.get, hashes)):
-            if mask == last:
-                continue
-            last = mask or 0
-            left = alive & last
-            if left != alive:
-                _write(counts, alive ^ left, depth)
-                alive = left
-                if not alive:
-                    return counts
-        _write(counts, alive, len(hashes))
+    # Inside
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.rows:
+            raise ValueError(f"row {row} is outside 0..{self.rows - 1}")
+
+    def _source(self, row: int) -> Intake:
+        source = self._sources.get(row)
+        if source is None:
+            raise ValueError(f"row {row} has no event source")
+        return source
+
+    def _note_approximate(self) -> None:
+        """A new array each time: those in matches given out stay as they were."""
+        self._approximate = np.zeros(self.rows, dtype=bool)
+        self._approximate[list(self._routed)] = True
+
+    def _settle(self) -> None:
+        """Apply everything put off."""
+        if self._unsettled:
+            sources, self._unsettled, self._pending = list(self._unsettled.values()), {}, 0
+            settle(self._ledger, sources, self._totals)
+
+    def _leading(
+        self, tiers: tuple[Tier, ...], positions: Any, hashes: Sequence[int] | UInt64s, doubts: Sequence[Doubt]
+    ) -> Int32s:
+        """Leading blocks of each row in these tiers together; an engine reuses only whole blocks of its own."""
+        index = self._ledger.books.index
+        together = len(tiers) > 1
+        counts = (index.leading_together(tiers, positions) if together else index.leading(tiers[0], positions))[:-1]
+        for doubt in doubts:
+            row, depth = doubt.holder, doubt.depth
+            if doubt.tier in tiers and depth < counts[row]:
+                doubted = {other.tier for other in doubts if (other.holder, other.depth) == (row, depth)}
+                if not together or not self._tiers_of(row, int(hashes[depth])).intersection(tiers) - doubted:
+                    counts[row] = depth
+        for row in self._coarse:
+            counts[row] -= counts[row] % self._sources[row].parts
         return counts
 
-    # Stores and removals of a replica
+    def _tiers_of(self, row: int, block: int) -> set[Tier]:
+        return {tier for tier, who in self._ledger.books.index.holders(block).items() if row in who}
 
-    def _stored(self, source: Claims, event: Stored, tier: Tier, done: Applied) -> None:
-        if not (self._group_counts(source, event) and well_formed(event)):
-            done.ignored += 1
-        elif not event.tokens:
-            source.hold_known(tier, engine_keys(event), done)
-        elif event.block_tokens != self.block_tokens:
-            done.mismatched += 1
-        elif len(event.tokens) != len(event.hashes) * self.block_tokens:
-            done.ignored += 1  # a masked group: skipped blocks are in the tokens but not in the hashes
-        else:
-            self._stored_tokens(source, event, tier, done)
+    def _told(self, row: int, model: str, tier: Tier, blocks: Mapping[int, int]) -> None:
+        """The publisher of `row` has just announced these keys and blocks."""
+        self._store.explain(model, blocks)
+        if self._sources[row].parts > 1:
+            self._coarse.add(row)
+        if len(self._expected) and tier is Tier.HBM:
+            self._expected.stored(row, blocks.values())
+        if len(self._doubts):
+            self._doubts.lift(row, tier, blocks.values())
 
-    def _group_counts(self, source: Claims, event: Stored) -> bool:
-        """Removals name no kind, so what a store says of its group is remembered."""
-        counts = kind_counts(event.kind, event.group)
-        if event.group in source.kept_groups or len(source.kept_groups) < _MAX_GROUPS:
-            source.kept_groups[event.group] = counts
-        return counts
+    def _gone(self, model: str, tier: Tier, blocks: Mapping[int, int]) -> None:
+        del tier
+        self._store.explain(model, blocks)
 
-    def _stored_tokens(self, source: Claims, event: Stored, tier: Tier, done: Applied) -> None:
-        keys = engine_keys(event)
-        if tier is not Tier.HBM and all(key in source.local_of for key in keys):
-            # Copies outside HBM are announced without their salt: what HBM said of the hash is believed.
-            source.hold_known(tier, keys, done)
-            return
-        parent = parent_key(event)
-        previous = root_of(event, source.model, self.block_tokens) if parent is None else source.local_of.get(parent)
-        if previous is None:
-            done.orphans += 1
-            return
-        blocks = blocks_of(event, previous, self.block_tokens)
-        source.hold(tier, keys, blocks, done)
-        self._explain(source.model, keys, blocks)
-        source.trim(self._source_limit, done)
+    def _used(self, row: int, hashes: Sequence[int], now_s: float) -> None:
+        source = self._sources.get(row)
+        if source is not None:
+            source.claims.used(hashes, now_s)
 
-    def _removed(self, source: Claims, event: Removed, done: Applied) -> None:
-        if not source.kept_groups.get(event.group, event.group == 0):
-            done.ignored += 1
-            return
-        memory = self._remembered[source.model]
-        for key in engine_keys(event):
-            block = source.release(event.tier, key, done)
-            if block is not None:  # stores often announce a block only after the replica evicted it
-                memory[key] = block
-        _shorten(memory, self._memory_limit)
+    def _ages(self, hashes: Sequence[int] | UInt64s, now_s: float, counts: Int32s) -> Float64s:
+        """Age of the last of `counts` leading blocks, per row."""
+        self._settle()
+        ages = [
+            self._age_s(row, int(hashes[blocks - 1]), now_s) if blocks else np.nan
+            for row, blocks in enumerate(counts.tolist())
+        ]
+        return np.array(ages)
 
-    # The shared store
+    def _age_s(self, row: int, block: int, now_s: float) -> float:
+        """Age of one block of `row`; NaN where the row does not have it, or under another hash than the last one."""
+        source = self._sources.get(row)
+        if source is not None:
+            key = self._ledger.books.index.engine_hash(block)
+            return np.nan if key is None else source.claims.age_s(key, block, now_s)
+        routed = self._routed.get(row)
+        return np.nan if routed is None else routed.claims.age_s(block, block, now_s)
 
-    def _store_named(self, name: str | None) -> _Store | None:
-        store = self._stores.get(name)
-        if store is None and len(self._stores) < _MAX_STORE_NAMES:
-            claims = Claims(self._index, 1 << self.rows, name or "", one_copy=True)
-            store = self._stores[name] = _Store(claims, name)
-        return store
-
-    def _store_cleared(self, event: Cleared) -> None:
-        if event.model is None:
-            self.clear_store()
-        else:
-            gone = self._stores.pop(event.model, None)
-            if gone is not None:
-                gone.claims.clear()
-
-    def _store_stored(self, store: _Store, event: Stored, done: Applied) -> None:
-        if event.block_tokens not in (0, self.block_tokens):
-            done.mismatched += 1
-            return
-        models = self._models_behind(store.name)
-        if event.tokens and len(models) == 1:
-            store.claims.model = models[0]
-            self._stored(store.claims, event, Tier.REMOTE, done)
-        elif kind_counts(event.kind, event.group) and not event.bigram:
-            self._join(store, engine_keys(event), models, done)
-        else:
-            done.ignored += 1
-
-    def _join(self, store: _Store, keys: list[int], models: Sequence[str], done: Applied) -> None:
-        """Only hashes: each block is what some engine said of its hash, now, before or later."""
-        for key in keys:
-            block = store.claims.local_of.get(key)
-            if block is None:
-                block = self._explanation(models, key)
-            if block is None:
-                store.waiting[key] = None
-                done.ignored += 1
-            else:
-                store.claims.hold(Tier.REMOTE, [key], [block], done)
-        _shorten(store.waiting, self._memory_limit)
-        store.claims.trim(self._source_limit, done)
-
-    def _explanation(self, models: Sequence[str], key: int) -> int | None:
-        for model in models:
-            block = self._remembered[model].get(key)
-            if block is not None:
-                return block
-        for source in self._sources.values():
-            block = source.local_of.get(key)
-            if block is not None and source.model in models:
-                return block
-        return None
-
-    def _explain(self, model: str, keys: list[int], blocks: list[int]) -> None:
-        """A replica has just said what these hashes are; the store may have been waiting for it."""
-        for store in self._stores.values():
-            if store.waiting and model in self._models_behind(store.name):
-                for key, block in zip(keys, blocks, strict=True):
-                    if key in store.waiting:
-                        del store.waiting[key]
-                        store.claims.hold(Tier.REMOTE, [key], [block], Applied())
-
-    def _models_behind(self, name: str | None) -> Sequence[str]:
-        """Registered models a store's name can mean. Engine hashes do not say the model, so doubt means none.
-
-        A single registered model is meant by any name: stores use the repository's name, engines an alias.
-        """
-        if name in self._remembered:
-            return (name,)
-        return tuple(self._remembered) if len(self._remembered) == 1 else ()
-
-    def _store_removed(self, store: _Store, event: Removed, done: Applied) -> None:
-        for key in engine_keys(event):
-            if key in store.waiting:
-                del store.waiting[key]
-            else:
-                store.claims.release(Tier.REMOTE, key, done)
-
-
-def _shorten(entries: dict[int, int] | dict[int, None], limit: int) -> None:
-    for key in oldest(entries, limit):
-        del entries[key]
-
-
-def _rows_of(mask: int) -> list[int]:
-    rows = []
-    while mask:
-        low = mask & -mask
-        rows.append(low.bit_length() - 1)
-        mask ^= low
-    return rows
-
-
-def _write(counts: Int32s, mask: int, value: int) -> None:
-    if mask.bit_count() <= _FEW_ROWS:
-        for row in _rows_of(mask):
-            counts[row] = value
-        return
-    bits = np.frombuffer(mask.to_bytes((len(counts) + 7) // 8, "little"), dtype=np.uint8)
-    counts[np.unpackbits(bits, count=len(counts), bitorder="little").view(bool)] = value
+    def _store_age(self, hashes: Sequence[int] | UInt64s, now_s: float, blocks: int) -> float:
+        self._settle()
+        key = self._ledger.books.index.engine_hash(int(hashes[blocks - 1])) if blocks else None
+        return np.nan if key is None else self._store.age_s(key, int(hashes[blocks - 1]), now_s)

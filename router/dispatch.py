@@ -7,33 +7,30 @@ one of `finished`, `failed` and `cancelled`; only an overloaded answer that nobo
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import takewhile
-from math import isnan
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
 from estimators.estimates import Estimates, Estimator
 from estimators.links import Promise
 from estimators.model_prior import KNOWN_SPREAD
-from estimators.paths import COLUMN, PATHS, Path
+from estimators.paths import COLUMN, Path
 from estimators.prefetch import Hold
 from estimators.request import RequestFacts
 from estimators.routes import Held
 from estimators.view import FleetView
 from policies.base import Choice, Policy
 from router.actions import Action, Cause, Ended, Outcome, Refuse, Send
+from router.beliefs import Belief, belief_of, tell
 from router.bookings import Booking, Ledger
+from router.holdings import Holdings
 from router.learning import Learning, PrefixCounters
+from router.notes import Notes
 from router.prompts import CharactersPerToken
 from router.receipts import Candidate, Receipt
+from router.standing import Standing, candidates
 
-# A replica that failed is chosen only when nobody else can be, twice as long after each failure in a row.
-FIRST_REST_S = 1.0
-LONGEST_REST_S = 30.0
 RETRY_AFTER_S = 1
 
 
@@ -45,38 +42,20 @@ class Replica:
     base_url: str
 
 
-class Holdings(Protocol):
-    """The directory, as far as a decision reads it."""
-
-    def held(self, chain: list[int]) -> Held: ...
-
-
-@dataclass(slots=True)
-class Standing:
-    """How a replica has been doing. models : None until it has said what it serves; empty when it does not say."""
-
-    up: bool = False
-    models: frozenset[str] | None = None
-    failures: int = 0  # in a row
-    failed_at_s: float = -np.inf
-    rests_until_s: float = -np.inf
-    ended_at_s: deque[float] = field(default_factory=lambda: deque(maxlen=1024))  # recent ends, for load reports
-
-    def may_serve(self, model: str) -> bool:
-        """Whether it serves `model`, as far as is known; "" is any model."""
-        return not model or not self.models or model in self.models
-
-
 @dataclass(slots=True, eq=False)
 class Placement:
     """The dispatcher's record behind one `Send`."""
 
     booking: Booking
     receipt: Receipt
+    notes: Notes
     arrived_at_s: float
     tried: set[int]
     promised: list[Promise]  # what its fetch has yet to bring over which links
     room: Hold | None  # for it, where a replica has little
+    belief: Belief | None  # what it counts on finding
+    expected: int | None  # number under which its blocks are expected; None: it leaves none
+    computed: bool = False  # its prefill is over
 
 
 class Dispatcher:
@@ -85,6 +64,7 @@ class Dispatcher:
     policy : decides where a generation runs; by_load : where everything else goes
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
+    every_candidate : receipts name all that was possible, else only what was chosen
     """
 
     def __init__(
@@ -103,6 +83,7 @@ class Dispatcher:
         calibration_spreads: list[float] | None = None,
         learn_disciplines: bool = False,
         epoch_s: float = 0.0,
+        every_candidate: bool = True,
     ) -> None:
         self.view = view
         self.replicas = replicas
@@ -114,6 +95,7 @@ class Dispatcher:
         self._on_receipt = on_receipt
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
+        self._every_candidate = every_candidate
         self._ledger = Ledger(view, estimator.costs.read_tokens)
         self.learning = Learning(
             view,
@@ -150,6 +132,7 @@ class Dispatcher:
         placement = _placement(sent)
         placement.receipt.first_token_s = now_s - placement.arrived_at_s
         self.learning.first_token(placement.booking, now_s)
+        self._computed(placement, now_s)
         for promise in placement.promised:
             self._estimator.routes.table.arrived(promise, now_s)
         self._give_back(placement)
@@ -165,7 +148,7 @@ class Dispatcher:
         receipt.cached_tokens = ended.cached_tokens
         if ended.stream_error or ended.status >= 500:
             if ended.status not in (503, 529):  # overload is no failure
-                self._failed_once(placement.booking, now_s)
+                self._standing[sent.row].failed(placement.booking.placed_at_s, now_s)
             self._close(placement, Outcome.SERVER_ERROR, now_s)
         elif ended.status >= 300:
             self._close(placement, Outcome.CLIENT_ERROR, now_s)
@@ -173,6 +156,7 @@ class Dispatcher:
             self._standing[sent.row].failures = 0
             try:
                 self.learning.answered(placement.booking, ended, now_s)
+                self._shown(placement, ended, now_s)
             finally:  # whatever an engine reports, the request is over
                 self._close(placement, Outcome.OK, now_s)
         return []
@@ -188,11 +172,11 @@ class Dispatcher:
         tried = placement.tried | {sent.row}
         standing = self._standing[sent.row]
         if cause is Cause.OVERLOADED:  # no failure, but others first for as long as such answers ask for
-            standing.rests_until_s = max(standing.rests_until_s, now_s + RETRY_AFTER_S)
+            standing.overloaded(now_s, RETRY_AFTER_S)
         else:
-            self._failed_once(placement.booking, now_s)
+            standing.failed(placement.booking.placed_at_s, now_s)
         may_retry = cause is not Cause.BROKEN and sent.attempt < self._max_attempts
-        if may_retry and self._candidates(sent.request.model, tried, now_s):
+        if may_retry and candidates(self._standing, sent.request.model, tried, now_s):
             self._end_booking(placement, now_s)
             receipt.tried.append(sent.replica)
             return [self._place(sent.request, receipt, placement.arrived_at_s, tried, now_s)]
@@ -232,10 +216,8 @@ class Dispatcher:
 
     def replica_up(self, row: int, models: frozenset[str]) -> None:
         """`row` answers its probes and serves `models` (empty: it did not say, so any)."""
-        standing = self._standing[row]
-        standing.up, standing.models = True, models
+        self._standing[row].came_up(models)
         self.view.up[row] = True
-        standing.failures, standing.rests_until_s = 0, -np.inf
 
     def replica_down(self, row: int) -> None:
         """`row` does not answer its probes: not chosen until it does, running streams untouched."""
@@ -267,8 +249,7 @@ class Dispatcher:
         if running is None or waiting is None:
             view.foreign_waiting[row] = view.foreign_decoding[row] = view.sampled_at_s[row] = np.nan
             return
-        ended_since = sum(1 for _ in takewhile(lambda at_s: at_s >= sent_s, reversed(standing.ended_at_s)))
-        ours = int(view.booked[row]) + ended_since
+        ours = int(view.booked[row]) + standing.ended_since(sent_s)
         ours_waiting = ours - float(view.decode_batch[row])
         foreign = max(0.0, running + waiting - ours)
         view.foreign_waiting[row] = min(foreign, max(0.0, waiting - ours_waiting))
@@ -303,29 +284,10 @@ class Dispatcher:
 
     # Inside
 
-    def _candidates(self, model: str, tried: set[int], now_s: float) -> list[int]:
-        """Rows that may take a request now; resting ones only when there is no other."""
-        rows = [
-            row
-            for row, standing in enumerate(self._standing)
-            if row not in tried and standing.up and standing.may_serve(model)
-        ]
-        return [row for row in rows if self._standing[row].rests_until_s <= now_s] or rows
-
-    def _failed_once(self, booking: Booking, now_s: float) -> None:
-        """One more failure in a row; requests that one incident took together are one."""
-        standing = self._standing[booking.row]
-        if booking.placed_at_s < standing.failed_at_s:
-            return
-        standing.failures += 1
-        standing.failed_at_s = now_s
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(standing.failures - 1, 10))
-        standing.rests_until_s = now_s + rest_s
-
     def _place(
         self, request: RequestFacts, receipt: Receipt, arrived_at_s: float, tried: set[int], now_s: float
     ) -> Action:
-        rows = self._candidates(request.model, tried, now_s)
+        rows = candidates(self._standing, request.model, tried, now_s)
         if not rows:
             refusal = Refuse(
                 503, "ServiceUnavailable", "no replica is up; try again shortly", retry_after_s=RETRY_AFTER_S
@@ -353,16 +315,22 @@ class Dispatcher:
         self.due(now_s)
         serving = sum(standing.up and standing.may_serve(request.model) for standing in self._standing)
         around = self.learning.surroundings(request, serving, now_s)
-        estimates = self._estimator.estimate(request, self._holdings.held(request.chain), view, around, now_s)
+        held = self._holdings.held(request.chain, now_s)
+        estimates = self._estimator.estimate(request, held, view, around, now_s)
         policy = self._policy if request.generates else self._by_load
         choice = policy.choose(request, view, estimates)
         booking = self._book(request, choice, estimates, now_s)
-        self._note(receipt, choice, estimates, booking, now_s)
+        notes = Notes(estimates, choice, view, now_s)
+        self._note(receipt, choice, estimates)
+        self._note_chosen(notes.chosen, booking, held, now_s)
+        if request.explain:
+            receipt.candidates, receipt.chosen = notes.candidates()
         receipt.placed_s = now_s - arrived_at_s
         receipt.attempts += 1
         replica = self.replicas[choice.row]
         peer = estimates.peers[choice.row] if choice.path is Path.PEER and estimates.peers is not None else None
         promised, room = self._promise(choice, estimates, now_s)
+        leaves = request.generates and bool(request.chain)
         return Send(
             request=request,
             row=choice.row,
@@ -375,10 +343,13 @@ class Dispatcher:
             placement=Placement(
                 booking=booking,
                 receipt=receipt,
+                notes=notes,
                 arrived_at_s=arrived_at_s,
                 tried=tried,
                 promised=promised,
                 room=room,
+                belief=belief_of(request, held, estimates, choice) if leaves else None,
+                expected=self._holdings.expect(choice.row, request.chain, now_s) if leaves else None,
             ),
         )
 
@@ -409,89 +380,47 @@ class Dispatcher:
         until_s = max(promise.ends_at_s for promise in promised)
         return promised, space.hold(choice.row, sum(size for _, size in moved), until_s=until_s)
 
-    def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates, booking: Booking, now_s: float) -> None:
-        """Write every possible candidate, the choice and what it rested on into the receipt."""
-        columns, rows = np.nonzero(estimates.possible)
-        numbers = zip(  # whole columns at once: element by element costs more than the estimate itself
-            columns.tolist(),
-            rows.tolist(),
-            estimates.queue_s[rows].tolist(),
-            estimates.fetch_s[columns, rows].tolist(),
-            estimates.compute_s[columns, rows].tolist(),
-            estimates.first_token_s[columns, rows].tolist(),
-            estimates.expected_s[columns, rows].tolist(),
-            estimates.hit_probability[columns, rows].tolist(),
-            estimates.reused_tokens[COLUMN[Path.LOCAL], rows].tolist(),
-            estimates.reused_tokens[columns, rows].tolist(),
-            estimates.pace_s[rows].tolist(),
-            estimates.queue_price_s[columns, rows].tolist(),
-            estimates.decode_price_s[columns, rows].tolist(),
-            (now_s - self.view.sampled_at_s[rows]).tolist(),
-            self.view.samples[rows].tolist(),
-            strict=True,
-        )
-        candidates: list[Candidate] = []
-        names, calibration_state = self.view.names, self.learning.calibration_state
-        for (
-            column,
-            row,
-            queue,
-            fetch,
-            compute,
-            first,
-            mean,
-            hit,
-            local,
-            reused,
-            pace,
-            behind,
-            beside,
-            age_s,
-            n,
-        ) in numbers:
-            path = PATHS[column]
-            if row == choice.row and path is choice.path:
-                receipt.chosen = len(candidates)
-            own = 0 if path is Path.RECOMPUTE else int(local)
-            candidates.append(
-                Candidate(  # by position: names cost as much again, for every candidate of every decision
-                    names[row],
-                    path.value,
-                    queue,
-                    fetch,
-                    compute,
-                    first,
-                    mean,
-                    hit,
-                    own,
-                    int(reused) - own,
-                    pace,
-                    behind,
-                    beside,
-                    None if isnan(age_s) else age_s,
-                    calibration_state(n),
-                )
-            )
-        if receipt.chosen is not None:
-            self._note_chosen(candidates[receipt.chosen], booking, now_s)
-        around = estimates.around
-        receipt.candidates = candidates
+    def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates) -> None:
+        """The choice and what it rested on; candidates are written down when the request has ended."""
+        receipt.candidates, receipt.chosen = [], None
         receipt.reason = choice.reason.value
         receipt.probability = choice.probability
+        around = estimates.around
         receipt.expected_output_tokens = around.output_tokens
         receipt.arrival_rps = around.arrival_rps
         receipt.mean_compute_s = around.mean_compute_s
 
-    def _note_chosen(self, chosen: Candidate, booking: Booking, now_s: float) -> None:
+    def _note_chosen(self, chosen: Candidate, booking: Booking, held: Held, now_s: float) -> None:
         """What is worked out for the chosen candidate alone."""
+        row = booking.row
         chosen.first_token_p90_s, chosen.first_token_p99_s = booking.forecast.quantiles_s
         chosen.evidence = self.learning.evidence_of(booking, now_s)
-        chosen.discipline = self.view.disciplines[booking.row].value if chosen.fetched_tokens else None
+        chosen.discipline = self.view.disciplines[row].value if chosen.fetched_tokens else None
+        guessed = held.approximate is not None and chosen.local_tokens > 0 and bool(held.approximate[row])
+        chosen.approximate = guessed or (held.store_approximate and booking.path is Path.REMOTE)
+
+    # What caches turn out to hold
+
+    def _computed(self, placement: Placement, now_s: float) -> None:
+        """Its prefill is over, so its blocks are there; where events come they say it too."""
+        if placement.expected is not None and not placement.computed:
+            placement.computed = True
+            self._holdings.computed(placement.booking.row, placement.booking.request.chain, now_s)
+
+    def _shown(self, placement: Placement, ended: Ended, now_s: float) -> None:
+        """It was answered well: what that shows of the directory."""
+        self._computed(placement, now_s)
+        booking, belief = placement.booking, placement.belief
+        if belief is not None:
+            in_parts = self.view.disciplines[booking.row].takes_parts
+            tell(self._holdings, belief, booking, ended.cached_tokens, now_s, in_parts=in_parts)
 
     # Endings
 
     def _end_booking(self, placement: Placement, now_s: float) -> None:
         booking = placement.booking
+        if placement.expected is not None:  # confirmed by now, if it ever is
+            self._holdings.cancel(placement.expected)
         for promise in placement.promised:  # what has not crossed will not come any more
             self._estimator.routes.table.take_back(promise, now_s)
         self._give_back(placement)
@@ -505,7 +434,17 @@ class Dispatcher:
 
     def _close(self, placement: Placement, outcome: Outcome, now_s: float) -> None:
         self._end_booking(placement, now_s)
+        self._write_candidates(placement)
         self._end_receipt(placement.receipt, outcome, placement.arrived_at_s, now_s)
+
+    def _write_candidates(self, placement: Placement) -> None:
+        receipt, notes = placement.receipt, placement.notes
+        if receipt.candidates:
+            return
+        if self._every_candidate:
+            receipt.candidates, receipt.chosen = notes.candidates()
+        else:
+            receipt.candidates, receipt.chosen = [notes.chosen], 0
 
     def _end_receipt(self, receipt: Receipt, outcome: Outcome, arrived_at_s: float, now_s: float) -> None:
         assert receipt.outcome is None, f"request {receipt.request_id} ended twice"

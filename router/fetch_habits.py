@@ -77,7 +77,7 @@ class FetchHabits:
         Where the report says that no more was reused than HBM had, nothing was fetched: its first token says nothing.
         """
         seen = self._seen.pop(booking, None)
-        if seen is None or (cached_tokens is not None and cached_tokens <= booking.forecast.own_tokens[0]):
+        if seen is None or (cached_tokens is not None and cached_tokens <= booking.forecast.local_tokens):
             return
         row = booking.row
         self.learners[row].observe(seen)

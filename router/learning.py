@@ -193,7 +193,7 @@ class Learning:
 
     def calibration_state(self, samples: int) -> str:
         """How far a replica's times may be trusted, after so many first tokens."""
-        return "calibrated" if samples >= CALIBRATED_SAMPLES else "uncalibrated"
+        return calibration_state(samples)
 
     def evidence_of(self, booking: Booking, now_s: float) -> str | None:
         """What the hit probability of a booking rests on: its weakest tier; None where nothing is reused."""
@@ -341,6 +341,11 @@ class Learning:
 def kind_of_model(request: RequestFacts) -> Kind:
     """All answers of the request's model: what those that run already are like."""
     return kind_of(model=request.base_model or request.model)
+
+
+def calibration_state(samples: int) -> str:
+    """How far a replica's times may be trusted, after so many first tokens."""
+    return "calibrated" if samples >= CALIBRATED_SAMPLES else "uncalibrated"
 
 
 def kind_of_request(request: RequestFacts) -> Kind:

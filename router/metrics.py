@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from math import nan
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from estimators.queueing import waiting_s
 from estimators.view import FleetView
 from router.receipts import Receipt
+from router.signals.load_board import LoadBoard, Origin
+from router.signals.states import SourceReport
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
@@ -104,9 +108,26 @@ class Metrics:
         """Show totals that somebody else counts, by the values of one label, read when somebody scrapes."""
         self.registry.register(_CountedElsewhere(name, text, label, read))
 
+    def follow_sources(self, read: Callable[[], list[SourceReport]]) -> None:
+        """Show age, connection and counters of every event source, read when somebody scrapes."""
+        self.registry.register(_Sources(read))
+
+    def follow_load(self, board: LoadBoard) -> None:
+        """Show how many load reports came from where, and what was wrong with them."""
+        for name, text, counts in (
+            ("tfirst_load_reports", "Load reports by where they came from", board.counts),
+            ("tfirst_load_anomalies", "Values in load reports that could not be used", board.anomalies),
+            ("tfirst_load_incomplete", "Load reports that left the queue or the batch unknown", board.incomplete),
+        ):
+            self.count_elsewhere(name, text, "origin", partial(_by_value, counts))
+
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _by_value(counts: Mapping[Origin, int]) -> dict[str, float]:
+    return {origin.value: total for origin, total in counts.items()}
 
 
 class _CountedElsewhere(Collector):
@@ -120,3 +141,29 @@ class _CountedElsewhere(Collector):
         for value, total in self._read().items():
             family.add_metric([value], total)
         yield family
+
+
+class _Sources(Collector):
+    """Event sources as their owner reports them. An age nobody knows is NaN, as everywhere."""
+
+    def __init__(self, read: Callable[[], list[SourceReport]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["source", "carrier"]
+        age = GaugeMetricFamily(
+            "tfirst_event_source_age_seconds", "Since the last batch of cache events; NaN: never", labels=labels
+        )
+        connected = GaugeMetricFamily(
+            "tfirst_event_source_connected", "1 while its publisher is connected", labels=labels
+        )
+        counted = CounterMetricFamily(
+            "tfirst_event_source_incidents", "What happened on each event source", labels=["source", "kind"]
+        )
+        for report in self._read():
+            at = [report.name, report.carrier.value]
+            age.add_metric(at, nan if report.age_s is None else report.age_s)
+            connected.add_metric(at, float(report.connected))
+            for kind, total in report.counts.items():
+                counted.add_metric([report.name, kind], total)
+        yield from (age, connected, counted)

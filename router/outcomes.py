@@ -19,10 +19,6 @@ from estimators.paths import Path
 from estimators.tiers import Tier
 from router.bookings import Booking
 
-# A replica's own tiers in the order an engine reads them, and how many of them each path reads.
-_OWN = (Tier.HBM, Tier.HOST, Tier.DISK)
-_DEEPEST = {Path.LOCAL: 1, Path.HOST: 2, Path.DISK: 3, Path.REMOTE: 3, Path.PEER: 3}
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -35,15 +31,16 @@ class Part:
 
 def parts_of(booking: Booking) -> Iterator[Part]:
     """What was expected from each tier, in the order of the prompt. A peer's HBM is not this replica's."""
-    if booking.path is Path.RECOMPUTE:
-        return
+    forecast, reused = booking.forecast, booking.reused_tokens
+    ends = [(Tier.HBM, forecast.local_tokens), (Tier.HOST, forecast.host_tokens), (Tier.DISK, forecast.disk_tokens)]
+    if booking.path is Path.REMOTE:
+        ends.append((Tier.REMOTE, reused))
     start = 0.0
-    for tier, stop in zip(_OWN[: _DEEPEST[booking.path]], booking.forecast.own_tokens, strict=False):
+    for tier, end in ends:
+        stop = min(end, reused)
         if stop > start:
             yield Part(tier, start, stop)
-        start = max(start, stop)
-    if booking.path is Path.REMOTE and booking.reused_tokens > start:
-        yield Part(Tier.REMOTE, start, booking.reused_tokens)
+            start = stop
 
 
 class Outcomes:
@@ -90,7 +87,7 @@ class Outcomes:
         self._doubt.hits.expected(
             booking.row,
             Tier.HBM,
-            reuse_tokens=min(forecast.own_tokens[0], booking.reused_tokens),
+            reuse_tokens=min(forecast.local_tokens, booking.reused_tokens),
             prompt_tokens=request.prompt_tokens,
             age_s=forecast.age_of(Tier.HBM),
         )

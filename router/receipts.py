@@ -44,6 +44,7 @@ class Candidate(msgspec.Struct):
     first_token_p99_s: float | None = None
     evidence: str | None = None  # what the hit probability rests on; None where nothing is reused
     discipline: str | None = None  # what the replica is believed to do about the fetch; None without one
+    approximate: bool = False  # what is reused is a guess from what was sent there, or written, for want of events
 
 
 class Receipt(msgspec.Struct, kw_only=True):

@@ -10,13 +10,17 @@ import numpy as np
 
 from estimators.queueing import waiting_s
 from router.assemble import Core
+from router.beside_events import BesideEvents
 from router.fleet import Fleet
 from router.http.server import TrafficPort
 from router.metrics import Metrics
+from router.prompts.production import Prompts
 from router.receipts import ReceiptWriter
+from router.signals.load_board import LoadBoard
 from router.signals.poller import LoadPoller
 from router.signals.sequence import State
-from router.signals.subscriber import EventSubscriber
+from router.signals.states import SourceReport
+from router.sources import EventSources
 
 
 class Views:
@@ -28,7 +32,10 @@ class Views:
         fleet: Fleet,
         core: Core,
         metrics: Metrics,
-        subscribers: dict[str, EventSubscriber],
+        sources: EventSources,
+        board: LoadBoard,
+        beside: BesideEvents,
+        prompts: Prompts,
         poller: LoadPoller,
         traffic: TrafficPort,
         writer: ReceiptWriter | None,
@@ -37,9 +44,14 @@ class Views:
         self._fleet = fleet
         self._core = core
         self._metrics = metrics
-        self._subscribers = subscribers
+        self._sources = sources
+        self._board = board
+        self._beside = beside
+        self._prompts = prompts
         self._writer = writer
         self._clock = clock
+        metrics.follow_sources(sources.reports)
+        metrics.follow_load(board)
         metrics.count_elsewhere(
             "tfirst_rejected_requests",
             "Requests refused before they could be placed, by status",
@@ -60,6 +72,10 @@ class Views:
         metrics.count_elsewhere(
             "tfirst_cache_events", "Cache events by what became of them", "result", self._event_totals
         )
+        if beside.asks:
+            metrics.count_elsewhere(
+                "tfirst_look_ups", "Prompts that could be looked up, by what became of them", "result", beside.counted
+            )
 
     def metrics_text(self) -> bytes:
         """Everything in Prometheus' text format, as of now."""
@@ -68,9 +84,9 @@ class Views:
         metrics.show_fleet(dispatcher.view, dispatcher.is_up, self._fleet.step_tokens, now_s)
         for tier, blocks in self._core.directory.stats().blocks.items():
             metrics.directory_blocks.labels(tier.value).set(blocks)
-        for name, subscriber in self._subscribers.items():
+        for report in self._sources.reports():
             for state in State:
-                metrics.event_sources.labels(name, state.value).set(subscriber.state is state)
+                metrics.event_sources.labels(report.name, state.value).set(report.state is state)
         metrics.receipts_dropped.set(self._writer.dropped if self._writer is not None else 0)
         return metrics.text()
 
@@ -92,6 +108,7 @@ class Views:
                 "foreign_waiting": known(view.foreign_waiting[row]),
                 "foreign_decoding": known(view.foreign_decoding[row]),
                 "signal_age_s": known(now_s - view.sampled_at_s[row]),
+                "load_age_s": {origin.value: age_s for origin, age_s in self._board.age_s(row, now_s).items()},
                 "coefficients": view.coefficients[row].tolist(),
                 "samples": int(view.samples[row]),
                 "calibration": dispatcher.learning.calibration_state(int(view.samples[row])),
@@ -99,6 +116,7 @@ class Views:
                 "discipline": view.disciplines[row].value,
                 "capacity_tokens": known(view.capacity_tokens[row]),
                 "kv_used_share": known(view.kv_used_share[row]),
+                "cache_is_guessed": self._sources.is_guessed(row),
             }
             for row, replica in enumerate(self._fleet.replicas)
         ]
@@ -107,23 +125,10 @@ class Views:
             "block_tokens": self._core.prompts.block_tokens,
             "in_flight": dispatcher.in_flight,
             "replicas": replicas,
-            "event_sources": [self._source(name, now_s) for name in self._subscribers],
+            "event_sources": [_source(report) for report in self._sources.reports()],
             "directory_blocks": {tier.value: n for tier, n in self._core.directory.stats().blocks.items()},
-        }
-
-    def _source(self, name: str, now_s: float) -> dict[str, Any]:
-        subscriber = self._subscribers[name]
-        sequence = subscriber.sequence
-        return {
-            "name": name,
-            "address": subscriber.source.events,
-            "state": subscriber.state.value,
-            "batches": subscriber.counts.batches,
-            "gaps": sequence.gaps,
-            "restarts": sequence.restarts,
-            "bad_frames": subscriber.counts.bad_frames,
-            "errors": subscriber.counts.errors,
-            "age_s": None if sequence.last_event_s is None else now_s - sequence.last_event_s,
+            "other_tiers": self._beside.report(),
+            "prompts": self._prompts.report().as_values(),
         }
 
     def _event_totals(self) -> dict[str, float]:
@@ -133,3 +138,15 @@ class Views:
 def known(value: float) -> float | None:
     """A number as JSON can carry it: unknown (NaN) is null."""
     return None if np.isnan(value) else float(value)
+
+
+def _source(report: SourceReport) -> dict[str, Any]:
+    return {
+        "name": report.name,
+        "carrier": report.carrier.value,
+        "address": report.address,
+        "state": report.state.value,
+        "connected": report.connected,
+        "age_s": report.age_s,
+        **report.counts,
+    }

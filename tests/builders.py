@@ -14,6 +14,7 @@ from estimators.routes import Held, Routes
 from estimators.shape_costs import costs_of
 from estimators.shapes import QWEN3_8B
 from estimators.view import FleetView
+from router.holdings import Holdings
 
 MODEL = "Qwen/Qwen3-8B"
 GIB = 2.0**30
@@ -87,11 +88,11 @@ def estimate(view: FleetView, where: Held, estimator: Estimator | None = None, n
     return (estimator or an_estimator(rows=view.rows)).estimate(a_request(), where, view, quiet(), now_s)
 
 
-class NoHoldings:
-    """A directory that knows nothing, or says what it was told to."""
+class NoHoldings(Holdings):
+    """A directory that knows nothing, or says what it was told to, and learns nothing."""
 
     def __init__(self, where: Held | None = None) -> None:
         self.where = where
 
-    def held(self, chain: list[int]) -> Held:
+    def held(self, chain: list[int], now_s: float) -> Held:
         return self.where or held([0] * 8)

@@ -15,11 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 import router
+from router.beside_events import check_other_tiers
 from router.config import PolicyConfig, ReceiptConfig, RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
 from router.fleet import Fleet
-from router.gateway import Gateway, control_headers
+from router.gateway import Gateway, admin_key, control_headers
 from router.plugins import build_policy
+from router.sources import event_addresses
 
 CUT_SHORT = 130  # exit status when a second signal ended it, as shells give for Ctrl-C
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -92,22 +94,27 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     """Print what `serve` would do with this configuration."""
     receipts = config.receipts.path
     control_headers(config)
+    posting = admin_key(config) is not None
+    check_other_tiers(config.other_tiers, fleet)
+    addresses = event_addresses(fleet)
     if receipts is not None and (Path(receipts).is_dir() or not os.access(Path(receipts).absolute().parent, os.W_OK)):
         raise ConfigError(f"receipts cannot be written to {receipts}")
     table = Table(title="replicas", title_justify="left")
     for column in ("name", "url", "card", "cache events"):
         table.add_column(column, overflow="fold")
-    for replica in fleet.replicas:
+    for row, replica in enumerate(fleet.replicas):
         table.add_row(
             replica.name,
             replica.url,
             replica.card or "unknown: neutral start values, learned from traffic",
-            replica.events or "asked of the replica",
+            addresses.get(row, "asked of the replica"),
         )
     console = Console()
     console.print(f"policy    {config.policy.name} {config.policy.settings or ''}")
     console.print(f"traffic   {config.host}:{config.port}")
     console.print(f"admin     {config.admin_host}:{config.admin_port}")
+    console.print(f"prompts   {config.prompts.source}")
+    console.print(f"POST      /events {'with the admin key' if posting else 'refused: no admin_key_env'}")
     console.print(f"receipts  {receipts or 'not written'}")
     console.print(f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}")
     console.print(table)
@@ -127,7 +134,8 @@ async def serve(config: RouterConfig, fleet: Fleet) -> int:
         loop.add_signal_handler(number, on_signal)
     gateway = Gateway(config, fleet)
     await gateway.start()
-    print(f"tfirst {router.__version__}: {len(fleet.replicas)} replicas, policy {config.policy.name}")
+    replicas = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
+    print(f"tfirst {router.__version__}: {replicas}, policy {config.policy.name}")
     print(f"traffic http://{config.host}:{gateway.traffic_port}")
     print(f"admin   http://{config.admin_host}:{gateway.admin_port}", flush=True)
     await asked.wait()

@@ -6,14 +6,16 @@ traffic port itself holds every byte and no rule.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import msgspec
 
 from estimators.request import RequestFacts
 from router.actions import Action, Cause, Ended, Refuse, Send
-from router.http.head import RequestHead
+from router.http.head import RequestHead, ResponseHead
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -35,8 +37,18 @@ class Decider(Protocol):
     def cancelled(self, sent: Send, now_s: float) -> list[Action]: ...
 
 
-PromptReader = Callable[[RequestHead, bytes], RequestFacts | Refuse]
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Facts of a request, and the body that goes on in place of the client's."""
+
+    facts: RequestFacts
+    body: bytes
+
+
+Read = RequestFacts | Refuse | Rewritten
+PromptReader = Callable[[RequestHead, bytes], Read | asyncio.Future[Read]]  # cancelled when the client leaves
 Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
+Heard = Callable[[Send, ResponseHead], object]  # the head of an answer, before anything is made of it
 Clock = Callable[[], float]
 
 

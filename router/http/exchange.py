@@ -1,7 +1,7 @@
 """One request and its relays, driven by two protocols; no clock and no rule of its own.
 
-Model     read the prompt, ask the decider, send, relay, report. A `Send` is closed once: it is put away before the
-          decider hears of its end
+Model     read the prompt, which may take a while, ask the decider, send, relay, report. A `Send` is closed once: it is
+          put away before the decider hears of its end
 Valid     until the first byte has gone to the client the decider may name another replica; after it a failure is
           shown to the client as a cut connection, never as an end
 Blind to  what is in the bytes: a side reader looks at a copy, and may fail
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from router.actions import Action, Cause, Ended, Refuse, Send
 from router.errors import ReplicaUnreachable
+from router.http.contract import Heard, Read, Rewritten
 from router.http.head import RequestHead, ResponseHead, client_head, field_value, upstream_head
 from router.http.pool import origin_of
 from router.http.replies import refusal, request_id_of
@@ -43,6 +44,7 @@ class Exchange:
         "_held_head",
         "_over",
         "_reader",
+        "_reading",
         "_relayed",
         "_request_id",
         "_reused",
@@ -62,6 +64,7 @@ class Exchange:
         self._head = head
         self._body = body
         self._request_id = b""
+        self._reading: asyncio.Future[Read] | None = None  # its prompt, when that takes a while
         self._streams = False  # the client asked for a stream
         self._sent: Send | None = None  # open towards the decider
         self._attempt: Send | None = None  # the same, kept while its answer is relayed
@@ -82,14 +85,38 @@ class Exchange:
 
     def start(self) -> None:
         try:
-            facts = self._shared.read_prompt(self._head, self._body)
+            read = self._shared.read_prompt(self._head, self._body)
         except Exception:
             self._internal_error("the prompt reader")
             return
-        if isinstance(facts, Refuse):
-            self._shared.counts.reject(facts.status)
-            self._refuse(facts)
+        if isinstance(read, asyncio.Future):
+            self._reading = read
+            read.add_done_callback(self._prompt_read)
+        else:
+            self._place(read)
+
+    def _prompt_read(self, reading: asyncio.Future[Read]) -> None:
+        self._reading = None
+        try:
+            read = reading.result()
+        except asyncio.CancelledError:
+            if not self._over:
+                self._refuse(_STOPPING)
+        except Exception:
+            if not self._over:
+                self._internal_error("the prompt reader")
+        else:
+            if not self._over:
+                self._place(read)
+
+    def _place(self, read: Read) -> None:
+        if isinstance(read, Refuse):
+            self._shared.counts.reject(read.status)
+            self._refuse(read)
             return
+        if isinstance(read, Rewritten):
+            self._body = read.body
+        facts = read.facts if isinstance(read, Rewritten) else read
         self._request_id = self._head.get(b"x-request-id") or field_value(facts.request_id)
         self._streams = facts.streams
         self._obey(self._ask(self._shared.decider.arrived, facts))
@@ -99,6 +126,8 @@ class Exchange:
         if self._over:
             return
         self._over = True
+        if self._reading is not None:
+            self._reading.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
         if self._upstream is not None:
@@ -118,6 +147,8 @@ class Exchange:
     # -- called by the connection to the replica
 
     def response_started(self, response: ResponseHead) -> None:
+        if self._shared.heard is not None:
+            self._show_head(self._shared.heard, response)
         if response.status in _OVERLOADED and (sent := self._put_away()) is not None:
             actions = self._ask(self._shared.decider.failed, sent, Cause.OVERLOADED)
             if actions != []:
@@ -320,6 +351,14 @@ class Exchange:
             return StreamReader()
         return JsonReader() if kind.startswith(b"application/json") else None
 
+    def _show_head(self, heard: Heard, response: ResponseHead) -> None:
+        assert self._attempt is not None, "an answer follows an attempt"
+        try:
+            heard(self._attempt, response)
+        except Exception:
+            self._shared.counts.reader_failures += 1
+            _log.exception("the head of an answer of %s could not be read along", self._attempt.replica)
+
     def _read_along(self, reader: SideReader, piece: bytes) -> None:
         try:
             is_first = reader.feed(piece)
@@ -343,4 +382,5 @@ class Exchange:
         _log.warning("an answer of %s could not be read along", self._attempt and self._attempt.replica)
 
 
+_STOPPING = Refuse(503, "ServiceUnavailable", "The router is stopping.")
 _INTERNAL = Refuse(500, "InternalServerError", "The router failed to place this request.")

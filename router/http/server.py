@@ -7,7 +7,7 @@ import contextlib
 import ssl
 
 from router.http.client import ClientConnection
-from router.http.contract import Answer, Clock, Decider, Limits, PromptReader, TimeOuts
+from router.http.contract import Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
 from router.http.shared import Counts, Shared
 
@@ -18,9 +18,10 @@ class TrafficPort:
     """Owns the listening socket, all client connections and the pool. Made and used inside a running loop.
 
     decider : owns every rule
-    read_prompt : makes `RequestFacts` of a whole request, or a refusal
+    read_prompt : makes `RequestFacts` of a whole request, or a refusal, at once or in a while
     answer : makes the router's own answers
     clock : what the decider is told as `now_s`; the loop's clock when None
+    heard : shown the head of every answer of a replica; what it raises costs the answer nothing
     upstream_tls : context for https endpoints; the system's trust store when None
     """
 
@@ -33,13 +34,14 @@ class TrafficPort:
         clock: Clock | None = None,
         limits: Limits | None = None,
         times: TimeOuts | None = None,
+        heard: Heard | None = None,
         upstream_tls: ssl.SSLContext | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         limits = limits or Limits()
         times = times or TimeOuts()
         pool = Pool(loop, limits=limits, times=times, tls=upstream_tls)
-        self._shared = Shared(loop, decider, read_prompt, answer, clock or loop.time, pool, limits, times)
+        self._shared = Shared(loop, decider, read_prompt, answer, clock or loop.time, pool, limits, times, heard)
         self._server: asyncio.Server | None = None
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from router.http.contract import Answer, Clock, Decider, Limits, PromptReader, TimeOuts
+from router.http.contract import Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class Counts:
     """What happened that no answer and no decider tells about."""
 
     internal_errors: int = 0  # decider, prompt reader or own answers raised
-    reader_failures: int = 0  # a side reader raised; its answer was relayed all the same
+    reader_failures: int = 0  # somebody who reads along raised; the answer was relayed all the same
     repeats: int = 0  # a pooled connection was dead; the request went out again on a new one
     rejected: dict[int, int] = field(default_factory=dict)  # refused before the decider saw them, by status
 
@@ -38,6 +38,7 @@ class Shared:
     pool: Pool
     limits: Limits
     times: TimeOuts
+    heard: Heard | None = None
     counts: Counts = field(default_factory=Counts)
     clients: set[ClientConnection] = field(default_factory=set)
     deserted: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last client leaves

@@ -1,19 +1,27 @@
-"""What publishers claim to hold: the shared index, and the books of one publisher behind it.
+"""What publishers claim to hold: their own engine hashes, and the blocks behind them.
 
-Model     index[tier][block] -> bit mask of holders; per publisher engine hash -> block, and copies per tier,
-          since engines announce one removal for each copy. A bit is set while any copy behind it lives.
-Blind to  copies announced without a removal ever: `trim` bounds them, oldest first
+Model     (publisher, engine hash) -> block, copies per tier and a coarse time, since engines announce one removal for
+          each copy. A publisher's bit in the index is set while any copy behind it lives. Up to 65,536 keys the books
+          are dictionaries, which are quicker for one key; beyond it tables, which are small and quick for many
+Blind to  copies announced without a removal ever: limits bound them, oldest first
+Errors    the time is that of the last store or use, whatever the tier, to a sixteenth of a second
 Source    duplicate blocks in vLLM's pool: one store and one removal per physical copy
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from itertools import islice
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from estimators.tiers import Tier
+
+TICKS_PER_S = 16
+_SALT = 0x9E6C63D0876A9A35  # times the owner: what tells publishers apart in a common table
+_MASK_64 = (1 << 64) - 1
 
 
 @dataclass(slots=True)
@@ -28,134 +36,116 @@ class Applied:
     mismatched: int = 0  # stores with another block size
     ignored: int = 0  # groups, pairs, unnamed adapters, hashes nobody can explain, malformed shapes
     conflicts: int = 0  # blocks whose engine hash was known for other tokens; the old claim is dropped
-    evicted: int = 0  # blocks dropped because the publisher reached its limit
+    evicted: int = 0  # blocks dropped because the publisher or the directory reached its limit
     unknown: int = 0  # as counted by the decoder
     bad: int = 0  # as counted by the decoder
 
     def add(self, other: Applied) -> None:
-        for name in _APPLIED_FIELDS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-_APPLIED_FIELDS = tuple(f.name for f in fields(Applied))
-
-
-class Index:
-    """Holders of every block, by tier. Absent means nobody: no entry outlives its last holder."""
-
-    def __init__(self) -> None:
-        self.masks: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
-        # Further engine hashes of one holder for a block it already holds; its bit stays until the last goes.
-        self._again: dict[tuple[Tier, int, int], int] = {}
-
-    def add(self, tier: Tier, bit: int, block: int) -> None:
-        masks = self.masks[tier]
-        mask = masks.get(block)
-        if mask is None:
-            masks[block] = bit
-        elif mask & bit:
-            again = (tier, bit, block)
-            self._again[again] = self._again.get(again, 0) + 1
-        else:
-            masks[block] = mask | bit
-
-    def discard(self, tier: Tier, bit: int, block: int) -> None:
-        again = (tier, bit, block)
-        if self._again and again in self._again:
-            self._again[again] -= 1
-            if not self._again[again]:
-                del self._again[again]
-            return
-        masks = self.masks[tier]
-        left = masks[block] & ~bit
-        if left:
-            masks[block] = left
-        else:
-            del masks[block]
+        self.stored += other.stored  # one by one: a loop over the names costs more than applying a small batch
+        self.removed += other.removed
+        self.cleared += other.cleared
+        self.unheld += other.unheld
+        self.orphans += other.orphans
+        self.mismatched += other.mismatched
+        self.ignored += other.ignored
+        self.conflicts += other.conflicts
+        self.evicted += other.evicted
+        self.unknown += other.unknown
+        self.bad += other.bad
 
 
 class Claims:
-    """Books of one publisher. Keys are engine hashes (`meaning.engine_keys`).
+    """One publisher's part of the books. Made by `Ledger.open`; keys are engine hashes.
 
-    bit : the publisher's bit in the index
+    owner : its number in the ledger, >= 1
+    holder : its number in the index
     model : name its blocks are rooted in
     one_copy : repeated stores are one copy (SGLang, stores); else each needs its own removal (vLLM)
+    limit : keys it may have
+    held : keys it has now
+    last_event_s : router's clock when it last sent a batch; None when it never has
     """
 
-    def __init__(self, index: Index, bit: int, model: str, *, one_copy: bool) -> None:
-        self.bit = bit
+    __slots__ = ("books", "held", "holder", "last_event_s", "limit", "model", "one_copy", "owner", "salt")
+
+    def __init__(self, books: Books, *, owner: int, holder: int, model: str, one_copy: bool, limit: int) -> None:
+        self.books = books
+        self.owner = owner
+        self.holder = holder
+        self.salt = owner * _SALT & _MASK_64
         self.model = model
         self.one_copy = one_copy
-        self.local_of: dict[int, int] = {}
-        self.kept_groups: dict[int, bool] = {}
+        self.limit = limit
+        self.held = 0
         self.last_event_s: float | None = None
-        self._index = index
-        self._copies: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
 
-    def hold(self, tier: Tier, keys: list[int], blocks: Iterable[int], done: Applied) -> None:
-        """One more copy of each block."""
-        local_of, copies, add, bit = self.local_of, self._copies[tier], self._index.add, self.bit
-        for key, block in zip(keys, blocks, strict=True):
-            if local_of.setdefault(key, block) != block:
-                self._forget(key)
-                local_of[key] = block
-                done.conflicts += 1
-            count = copies.get(key)
-            if count is None:
-                copies[key] = 1
-                add(tier, bit, block)
-            elif not self.one_copy:
-                copies[key] = count + 1
-        done.stored += len(keys)
+    def block_of(self, key: int) -> int | None:
+        """The block behind an engine hash; None when it is not known."""
+        return self.books.block_of(self, key)
 
-    def hold_known(self, tier: Tier, keys: list[int], done: Applied) -> None:
-        """One more copy of those blocks whose engine hash has been explained before."""
-        known = [key for key in keys if key in self.local_of]
-        if known:
-            self.hold(tier, known, [self.local_of[key] for key in known], done)
-        else:
-            done.ignored += 1
+    def blocks_of(self, keys: Sequence[int]) -> dict[int, int]:
+        """The blocks behind those keys that are known."""
+        return self.books.blocks_of(self, keys)
 
-    def release(self, tier: Tier, key: int, done: Applied) -> int | None:
-        """One copy less. Returns the block when this was the last copy in any tier."""
-        copies = self._copies[tier]
-        count = copies.get(key)
-        if count is None:
-            done.unheld += 1
-            return None
-        done.removed += 1
-        if count > 1:
-            copies[key] = count - 1
-            return None
-        del copies[key]
-        self._index.discard(tier, self.bit, self.local_of[key])
-        for held in self._copies.values():
-            if key in held:
-                return None
-        return self.local_of.pop(key)
+    def age_s(self, key: int, block: int, now_s: float) -> float:
+        """Seconds since the block was stored or used, >= 0; NaN when the key does not stand for this block."""
+        return self.books.age_s(self, key, block, now_s)
+
+    def used(self, hashes: Sequence[int], now_s: float) -> None:
+        """These leading blocks of a chain were used at `now_s`."""
+        self.books.used(self, hashes, now_s)
 
     def clear(self) -> None:
-        for tier, copies in self._copies.items():
-            for key in copies:
-                self._index.discard(tier, self.bit, self.local_of[key])
-            copies.clear()
-        self.local_of.clear()
+        """Drop everything this publisher held."""
+        if self.held:
+            self.books.drop(self)
 
-    def trim(self, limit: int, done: Applied) -> None:
-        """Some publishers announce stores and never removals; the oldest claims then go, in one sweep."""
-        for key in oldest(self.local_of, limit):
-            self._forget(key)
-            done.evicted += 1
-
-    def _forget(self, key: int) -> None:
-        """Drop every claim of one engine hash, whatever its copies."""
-        block = self.local_of.pop(key)
-        for tier, copies in self._copies.items():
-            if copies.pop(key, None) is not None:
-                self._index.discard(tier, self.bit, block)
+    def drop_adapter(self, adapter: int) -> None:
+        """Drop the keys held under this adapter number."""
+        self.books.drop(self, adapter)
 
 
-def oldest(entries: dict[int, Any], limit: int) -> list[int]:
-    """Keys beyond `limit` and a sixty-fourth more, so that sweeps are rare and cheap for each entry; or none."""
-    excess = len(entries) - limit
-    return list(islice(entries, excess + limit // 64)) if excess > 0 else []
+Told = tuple[Claims, Mapping[int, int], int]  # a publisher; its keys and their blocks; their adapter, by number
+Copies = dict[Tier, dict[int, int]]
+# Of each publisher: block, copies, ticks and adapter by key; the adapter only where it is not 0.
+Contents = Mapping[Claims, tuple[dict[int, int], Copies, dict[int, int], dict[int, int]]]
+
+
+class Index(Protocol):
+    """Holders of every block. What `positions` returns is the index's own affair, good until the next change."""
+
+    @property
+    def blocks(self) -> Mapping[Tier, int]: ...  # distinct blocks, by tier
+    def positions(self, hashes: Sequence[int] | npt.NDArray[np.uint64]) -> Any: ...
+    def leading(self, tier: Tier, positions: Any) -> npt.NDArray[np.int32]: ...
+    def leading_together(self, tiers: Sequence[Tier], positions: Any) -> npt.NDArray[np.int32]: ...
+    def has_any(self, tier: Tier) -> bool: ...
+    def leading_any(self, tier: Tier, positions: Any) -> int: ...
+    def holders(self, block: int) -> dict[Tier, list[int]]: ...
+    def engine_hash(self, block: int) -> int | None: ...
+    def blocks_held(self) -> list[int]: ...
+
+
+class Books(Protocol):
+    """Claims of all publishers and the index kept in step with them. Limits are the ledger's affair."""
+
+    @property
+    def index(self) -> Index: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def opened(self, claims: Claims) -> None: ...
+    def closed(self, claims: Claims) -> None: ...
+    def block_of(self, claims: Claims, key: int) -> int | None: ...
+    def blocks_of(self, claims: Claims, keys: Sequence[int]) -> dict[int, int]: ...
+    def age_s(self, claims: Claims, key: int, block: int, now_s: float) -> float: ...
+    def used(self, claims: Claims, hashes: Sequence[int], now_s: float) -> None: ...
+    def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None: ...
+    def release(self, tier: Tier, told: Sequence[tuple[Claims, list[int]]], done: Applied) -> list[dict[int, int]]: ...
+    def drop(self, claims: Claims, adapter: int | None = None) -> None: ...
+    def evict(self, claims: Claims | None, count: int) -> int: ...
+
+
+def ticks_of(now_s: float | None) -> int:
+    """Coarse time for the books."""
+    return max(0, int((now_s or 0.0) * TICKS_PER_S)) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Ask an engine where it publishes cache events.
+"""Ask an engine where it publishes cache events, and its load.
 
 Model     vLLM: GET /kv_event_sources, one entry per data-parallel rank; SGLang: GET /server_info, a base port
           to which the rank is added. Engines report what they bound, so a wildcard host becomes the URL's.
@@ -9,6 +9,7 @@ Source    recorded answers in tests/vectors
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,19 +22,42 @@ _WILDCARDS = frozenset({"*", "0.0.0.0", "::", "[::]", ""})
 _MAX_RANKS = 1024
 
 
-async def event_sources(session: aiohttp.ClientSession, base_url: str, *, timeout_s: float = 5.0) -> list[Source]:
-    """Sources of every rank behind `base_url`, in rank order; empty when the engine names none.
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What an engine publishes, rank 0 first.
 
-    An engine that is down, answers something else or has events switched off also gives an empty list: the
+    events : sources of cache events; empty when it names none
+    load : addresses of its load sockets (SGLang); empty when it has none
+    load_topic : prefix of their topics
+    """
+
+    events: tuple[Source, ...] = ()
+    load: tuple[str, ...] = ()
+    load_topic: str = ""
+
+
+async def published(session: aiohttp.ClientSession, base_url: str, *, timeout_s: float = 5.0) -> Published:
+    """What every rank behind `base_url` publishes; nothing when the engine names no source of events.
+
+    An engine that is down, answers something else or has events switched off also gives nothing: the
     caller shows the source as missing, and asks again later.
     """
     host = urlsplit(base_url).hostname or "127.0.0.1"
-    for path, parse in (("/kv_event_sources", vllm_sources), ("/server_info", sglang_sources)):
-        answer = await _json(session, base_url.rstrip("/") + path, timeout_s)
-        found = parse(answer, host) if isinstance(answer, dict) else []
-        if found:
-            return found
-    return []
+    url = base_url.rstrip("/")
+    answer = await _json(session, f"{url}/kv_event_sources", timeout_s)
+    found = vllm_sources(answer, host) if isinstance(answer, dict) else []
+    if found:
+        return Published(tuple(found))
+    for path in ("/server_info", "/get_server_info"):  # the older name
+        answer = await _json(session, url + path, timeout_s)
+        if isinstance(answer, dict):
+            return Published(tuple(sglang_sources(answer, host)), *sglang_load(answer, host))
+    return Published()
+
+
+async def event_sources(session: aiohttp.ClientSession, base_url: str, *, timeout_s: float = 5.0) -> list[Source]:
+    """Sources of cache events of every rank behind `base_url`, as `published` finds them."""
+    return list((await published(session, base_url, timeout_s=timeout_s)).events)
 
 
 def vllm_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
@@ -42,7 +66,9 @@ def vllm_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
     return [
         Source(
             events=_reachable(entry["endpoint"], host),
-            replay=_reachable(entry["replay_endpoint"], host) if entry.get("replay_endpoint") else None,
+            replay=_reachable(replay, host)
+            if isinstance(replay := entry.get("replay_endpoint"), str) and replay
+            else None,
             topic=str(entry.get("topic") or ""),
             rank=rank,
         )
@@ -53,14 +79,11 @@ def vllm_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
 
 def sglang_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
     """Answer of SGLang's /server_info: `kv_events` with base ports."""
-    info = answer.get("kv_events")
-    if not isinstance(info, dict) or info.get("publisher") != "zmq":
-        return []
-    base, replay, ranks = info.get("endpoint_port_base"), info.get("replay_endpoint_port_base"), info.get("dp_size")
+    info = _kv_events(answer)
+    base, replay = info.get("endpoint_port_base"), info.get("replay_endpoint_port_base")
     if type(base) is not int:
         return []
-    named = str(info.get("endpoint_host") or "")
-    at = _bracketed(host if named in _WILDCARDS else named)
+    at = _host_of(info, host)
     return [
         Source(
             events=f"tcp://{at}:{base + rank}",
@@ -69,8 +92,33 @@ def sglang_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
             rank=rank,
             one_copy=True,
         )
-        for rank in range(min(ranks, _MAX_RANKS) if type(ranks) is int and ranks > 0 else 1)
+        for rank in range(_ranks(info))
     ]
+
+
+def sglang_load(answer: Mapping[str, Any], host: str) -> tuple[tuple[str, ...], str]:
+    """Addresses and topic of the load sockets in the same answer; none where it names no port."""
+    info = _kv_events(answer)
+    base = info.get("load_endpoint_port_base")
+    if type(base) is not int:
+        return (), ""
+    at = _host_of(info, host)
+    return tuple(f"tcp://{at}:{base + rank}" for rank in range(_ranks(info))), str(info.get("load_topic") or "")
+
+
+def _kv_events(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    info = answer.get("kv_events")
+    return info if isinstance(info, dict) and info.get("publisher") == "zmq" else {}
+
+
+def _host_of(info: Mapping[str, Any], host: str) -> str:
+    named = str(info.get("endpoint_host") or "")
+    return _bracketed(host if named in _WILDCARDS else named)
+
+
+def _ranks(info: Mapping[str, Any]) -> int:
+    ranks = info.get("dp_size")
+    return min(ranks, _MAX_RANKS) if type(ranks) is int and ranks > 0 else 1
 
 
 def _reachable(endpoint: str, host: str) -> str:
@@ -89,5 +137,5 @@ async def _json(session: aiohttp.ClientSession, url: str, timeout_s: float) -> A
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
             return msgspec.json.decode(await response.read()) if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None

@@ -1,8 +1,11 @@
 """Load of each engine rank, read from one scrape of its /metrics.
 
-Model     running, waiting and KV use by the names of vLLM (old and new) and SGLang, one `Load` per rank label
+Model     running, waiting and KV use by the names of vLLM (old and new) and SGLang, one `Load` per rank label. A page
+          changes in its numbers and rarely in its lines: `PageReader` remembers where the wanted lines were and looks
+          there first, which costs a tenth of searching
 Valid     Prometheus text format; several series of one rank (priorities, tensor ranks) count as one
-Blind to  histograms and everything else on the page: only lines with a wanted name are looked at
+Blind to  histograms and everything else on the page: only lines with a wanted name are looked at. A wanted line that
+          is new on a page is seen within `LEARN_EVERY` reads
 Source    recorded scrapes in tests/vectors
 
 Unknown is not zero: what is absent, not a number or out of range stays None and counts as an anomaly where
@@ -13,40 +16,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 
+from router.signals.load import SHARES, Load, pick
 
-@dataclass(slots=True)
-class Load:
-    """What one engine rank, or the sum over ranks, said. None is unknown.
-
-    running, waiting : requests in execution and queued, >= 0
-    kv_usage : share of KV blocks held by live requests, 0..1 (cached but idle blocks count as free)
-    block_size : tokens per KV block
-    num_gpu_blocks : KV blocks in device memory
-    used_tokens, max_tokens : tokens of KV in use and at most (SGLang)
-    prefix_queries, prefix_hits : tokens asked of and found in the prefix cache since the start
-    cache_hit_rate : recent share of cached prompt tokens, 0..1 (SGLang)
-    started_s : Unix time at which the process started; a change means an empty cache
-    asleep : whether the engine has released its memory
-    anomalies : samples of wanted names that could not be used
-    """
-
-    running: float | None = None
-    waiting: float | None = None
-    kv_usage: float | None = None
-    block_size: int | None = None
-    num_gpu_blocks: int | None = None
-    used_tokens: float | None = None
-    max_tokens: float | None = None
-    prefix_queries: float | None = None
-    prefix_hits: float | None = None
-    cache_hit_rate: float | None = None
-    started_s: float | None = None
-    asleep: bool | None = None
-    anomalies: int = 0
-
+__all__ = ["BIG_PAGE", "LEARN_EVERY", "Load", "PageReader", "load_of", "loads_of"]
 
 # Of two names for one field the first that is present counts, so new names stand before old ones.
 _GAUGES: dict[str, tuple[str, ...]] = {
@@ -61,12 +36,29 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "block_size": ("sglang:page_size",),
     "num_gpu_blocks": ("sglang:num_pages",),
 }
-_SHARES = frozenset({"kv_usage", "cache_hit_rate"})
+_CONFIG, _SLEEP, _STARTED = "vllm:cache_config_info", "vllm:engine_sleep_state", "process_start_time_seconds"
+_WANTED = (*(name for names in _GAUGES.values() for name in names), _CONFIG, _SLEEP, _STARTED)
 _WHOLE = frozenset({"block_size", "num_gpu_blocks"})
-_SUMMED = ("running", "waiting", "num_gpu_blocks", "used_tokens", "max_tokens", "prefix_queries", "prefix_hits")
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_REACHES = (64, 2048)  # characters a line may have moved since it was last seen
+_UNBELIEVABLE = 1e300  # so that infinity is none of the believable
+LEARN_EVERY = 64  # reads between two searches of the whole page
+BIG_PAGE = 1 << 17  # characters from which a search is worth doing in slices
 
 Labels = dict[str, str]
+
+
+@dataclass(slots=True)
+class _Line:
+    """One wanted line. head : newline, name and labels, up to the number; at : where head started when last seen."""
+
+    head: str
+    at: int
+    labels: Labels
+    value: float | None
+
+
+Lines = dict[str, list[_Line]]  # by name, in page order
 
 
 def load_of(text: str, rank: str | None = None) -> Load:
@@ -74,67 +66,185 @@ def load_of(text: str, rank: str | None = None) -> Load:
 
     A rank the page does not name gives a `Load` in which everything is unknown.
     """
-    ranks = loads_of(text)
-    if rank is not None:
-        return ranks.get(rank, Load())
-    return next(iter(ranks.values())) if len(ranks) == 1 else _together(list(ranks.values()))
+    return pick(loads_of(text), rank)
 
 
 def loads_of(text: str) -> dict[str, Load]:
     """Every rank on the page, by its label (`engine` of vLLM, `dp_rank` of SGLang; "0" without one)."""
     page = "\n" + text
-    loads: dict[str, Load] = {}
-    for field, names in _GAUGES.items():
-        for name in names:
-            _read_gauge(page, name, field, loads)
-    for labels, _ in _samples(page, "vllm:cache_config_info"):
-        load = loads.setdefault(_rank(labels), Load())
-        load.block_size = _integer(labels.get("block_size"))
-        load.num_gpu_blocks = _integer(labels.get("num_gpu_blocks"))
-    for labels, value in _samples(page, "vllm:engine_sleep_state"):
-        if labels.get("sleep_state") == "awake" and value is not None:
-            loads.setdefault(_rank(labels), Load()).asleep = value == 0.0
-    started_s = next((value for _, value in _samples(page, "process_start_time_seconds")), None)
-    for load in loads.values():
-        load.started_s = started_s
-    return loads
+    return _loads({name: _search(page, name) for name in _WANTED})
 
 
-def _read_gauge(page: str, name: str, field: str, loads: dict[str, Load]) -> None:
-    fresh: dict[str, float] = {}
-    for labels, value in _samples(page, name):
-        if labels.get("priority"):  # the total stands under the empty priority
-            continue
-        rank = _rank(labels)
-        load = loads.setdefault(rank, Load())
-        if value is None or value < 0 or (field in _SHARES and value > 1.0):
-            load.anomalies += 1
-        elif getattr(load, field) is None:
-            fresh[rank] = max(value, fresh.get(rank, 0.0))
-    for rank, value in fresh.items():
-        setattr(loads[rank], field, int(value) if field in _WHOLE else value)
+class PageReader:
+    """Reads the pages of one endpoint, one after the other. Gives what `loads_of` gives.
+
+    searches : pages that had to be searched from end to end
+    """
+
+    def __init__(self) -> None:
+        self.loads: dict[str, Load] = {}
+        self.searches = 0
+        self._lines: Lines = {}
+        self._plan: _Plan | None = None
+        self._reads_left = 0
+
+    @property
+    def is_sglang(self) -> bool:
+        """Whether the last page was SGLang's."""
+        return any(lines for name, lines in self._lines.items() if name.startswith("sglang:"))
+
+    def read(self, text: str) -> dict[str, Load]:
+        for _ in self.slices(text):
+            pass
+        return self.loads
+
+    def slices(self, text: str) -> Iterator[None]:
+        """The same in steps, so that others may run between them; `loads` is new once they are used up."""
+        page = "\n" + text
+        self._reads_left -= 1
+        if self._reads_left >= 0 and self._plan is not None and self._looked_again(page):
+            self.loads = self._plan.loads() or _loads(self._lines)
+            return
+        self.searches += 1
+        self._reads_left = LEARN_EVERY
+        found: Lines = {}
+        for name in _WANTED:
+            found[name] = _search(page, name)
+            yield
+        self._lines, self.loads = found, _loads(found)
+        blind = not any(load.says_something() for load in self.loads.values())
+        self._plan = None if blind else _Plan(found, self.loads)  # a page that says nothing is searched every time
+
+    def _looked_again(self, page: str) -> bool:
+        """Read the known lines where they should be. False when one is not there: the page has changed its shape."""
+        shift = 0
+        for lines in self._lines.values():
+            for line in lines:
+                head = line.head
+                at = line.at + shift
+                if not page.startswith(head, at):
+                    at = _near(page, head, at)
+                    if at < 0:
+                        return False
+                    shift = at - line.at
+                line.at = at
+                start = at + len(head)
+                try:
+                    line.value = float(page[start : page.index("\n", start)])
+                except ValueError:
+                    line.value = _number_at(page, start)
+        return True
 
 
-def _samples(page: str, name: str) -> Iterator[tuple[Labels, float | None]]:
-    """Samples of exactly this name; the value is None where it is not a finite number."""
+class _Plan:
+    """Which line sets which field of which rank, where each is set by one line alone; else `loads` is always empty.
+
+    What hangs on labels is the same as long as the lines are.
+    """
+
+    def __init__(self, lines: Lines, loads: dict[str, Load]) -> None:
+        self._facts = {rank: astuple(load) for rank, load in loads.items()}
+        self._numbers: list[tuple[_Line, str, str]] = []
+        self._sleep = [line for line in lines[_SLEEP] if line.labels.get("sleep_state") == "awake"]
+        self._started = lines[_STARTED]
+        for field, names in _GAUGES.items():
+            for name in names:
+                self._numbers += [(line, _rank(line.labels), field) for line in lines[name]]
+        places = [(rank, field) for _, rank, field in self._numbers]
+        anomalous = any(load.anomalies for load in loads.values())
+        priorities = any(line.labels.get("priority") for line, *_ in self._numbers)
+        whole = any(field in _WHOLE for _, field in places)
+        self._fits = len(set(places)) == len(places) and not (anomalous or priorities or whole)
+
+    def loads(self) -> dict[str, Load]:
+        """The loads the lines now give; empty where a value needs a closer look."""
+        if not self._fits:
+            return {}
+        loads = {rank: Load(*facts) for rank, facts in self._facts.items()}
+        for line, rank, field in self._numbers:
+            value = line.value
+            if value is None or not 0.0 <= value < _UNBELIEVABLE or (value > 1.0 and field in SHARES):
+                return {}
+            setattr(loads[rank], field, value)
+        for line in self._sleep:
+            loads[_rank(line.labels)].asleep = None if line.value is None else line.value == 0.0
+        started_s = self._started[0].value if self._started else None
+        for load in loads.values():
+            load.started_s = started_s
+        return loads
+
+
+def _near(page: str, head: str, at: int) -> int:
+    """Where `head` starts around `at`, or -1; most lines have moved by a few digits."""
+    for reach in _REACHES:
+        found = page.find(head, max(0, at - reach), at + reach + len(head))
+        if found >= 0:
+            return found
+    return -1
+
+
+def _search(page: str, name: str) -> list[_Line]:
+    """Lines of exactly this name; the value is None where it is not a finite number."""
     needle = "\n" + name
+    lines = []
     at = page.find(needle)
     while at >= 0:
         start = at + len(needle)
         end = page.find("\n", start)
         rest = page[start : end if end >= 0 else len(page)]
         if rest[:1] in ("{", " ", "\t"):
-            labels, _, tail = rest.rpartition("}")
-            yield dict(_LABEL.findall(labels)), _finite(tail)
+            labels = rest[: rest.rfind("}") + 1] or rest[:1]
+            found = dict(_LABEL.findall(labels))
+            lines.append(_Line(needle + labels, at, found, _number_at(page, start + len(labels))))
         at = page.find(needle, start)
+    return lines
 
 
-def _finite(tail: str) -> float | None:
+def _number_at(page: str, start: int) -> float | None:
+    end = page.find("\n", start)
+    rest = page[start : end if end >= 0 else len(page)]
     try:
-        value = float(tail.split()[0])  # a timestamp may follow
-    except (ValueError, IndexError):
-        return None
+        value = float(rest)
+    except ValueError:
+        try:
+            value = float(rest.split()[0])  # a timestamp may follow
+        except (ValueError, IndexError):
+            return None
     return value if math.isfinite(value) else None
+
+
+def _loads(lines: Lines) -> dict[str, Load]:
+    loads: dict[str, Load] = {}
+    for field, names in _GAUGES.items():
+        for name in names:
+            if lines.get(name):
+                _read_gauge(lines[name], field, loads)
+    for line in lines.get(_CONFIG, ()):
+        load = loads.setdefault(_rank(line.labels), Load())
+        load.block_size = _integer(line.labels.get("block_size"))
+        load.num_gpu_blocks = _integer(line.labels.get("num_gpu_blocks"))
+    for line in lines.get(_SLEEP, ()):
+        if line.labels.get("sleep_state") == "awake" and line.value is not None:
+            loads.setdefault(_rank(line.labels), Load()).asleep = line.value == 0.0
+    started = lines.get(_STARTED)
+    for load in loads.values():
+        load.started_s = started[0].value if started else None
+    return loads
+
+
+def _read_gauge(lines: Sequence[_Line], field: str, loads: dict[str, Load]) -> None:
+    fresh: dict[str, float] = {}
+    for line in lines:
+        if line.labels.get("priority"):  # the total stands under the empty priority
+            continue
+        rank, value = _rank(line.labels), line.value
+        load = loads.setdefault(rank, Load())
+        if value is None or value < 0 or (field in SHARES and value > 1.0):
+            load.anomalies += 1
+        elif getattr(load, field) is None:
+            fresh[rank] = max(value, fresh.get(rank, 0.0))
+    for rank, value in fresh.items():
+        setattr(loads[rank], field, int(value) if field in _WHOLE else value)
 
 
 def _rank(labels: Labels) -> str:
@@ -143,25 +253,3 @@ def _rank(labels: Labels) -> str:
 
 def _integer(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) < 16 else None
-
-
-def _together(loads: list[Load]) -> Load:
-    total = Load(anomalies=sum(load.anomalies for load in loads))
-    if not loads:
-        return total
-    for name in _SUMMED:
-        setattr(total, name, _merged((getattr(load, name) for load in loads), sum))
-    for name in _SHARES:
-        setattr(total, name, _merged((getattr(load, name) for load in loads), lambda values: sum(values) / len(values)))
-    total.block_size = loads[0].block_size if len({load.block_size for load in loads}) == 1 else None
-    total.started_s = loads[0].started_s
-    sleeping = [load.asleep for load in loads]
-    total.asleep = None if None in sleeping else all(sleeping)
-    return total
-
-
-def _merged(values: Iterable[float | None], merge: Callable[[list[float]], float]) -> float | None:
-    """One rank unknown makes the whole unknown: the known part alone would look like a small load."""
-    listed = list(values)
-    known = [value for value in listed if value is not None]
-    return merge(known) if listed and len(known) == len(listed) else None

@@ -8,7 +8,7 @@ Source    vLLM's `ZmqEventPublisher` and SGLang's: frames [topic, seq, payload],
 
 A view that lost history is cleared and shown as degraded: it may miss hits, it never believes a block that
 could have been removed meanwhile. It is whole again when the source clears itself or a replay starts at its
-first batch.
+first batch. A source that stays disconnected is forgotten too: what it removes meanwhile is not heard.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from router.signals.sequence import Sequence, State, Verdict
-from router.signals.wire import BadFrame, Batch, Cleared, Event, decode, frame
+from router.signals.stream import Stream, StreamCounts
+from router.signals.wire import BadFrame, Batch, frame
 
 log = logging.getLogger(__name__)
 
 Socket = zmq.Socket[bytes]
 _END_SEQ = (1 << 64) - 1
-_SLICE_S = 0.002  # longest stretch of applying batches before other tasks get the loop
+_SLICE_S = 0.0005  # longest stretch of applying batches before other tasks get the loop
+_MAX_MESSAGE_BYTES = 256 << 20  # a peer that sends more is cut off by ZMQ; real batches stay far below
 _LOOK_AGAIN_S = 1.0  # idle sockets are looked at this often even if no wake-up came
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _LOST = zmq.Event.DISCONNECTED
@@ -56,28 +58,11 @@ class Source:
     one_copy: bool = False
 
 
-@dataclass(slots=True)
-class SubscriberCounts:
-    """Counters since the start; gaps, restarts and stale batches are on `EventSubscriber.sequence`."""
-
-    batches: int = 0
-    bad_frames: int = 0
-    replays: int = 0
-    replays_failed: int = 0  # no end marker within the deadline
-    reconnects: int = 0
-    unreplayable: int = 0  # gaps and starts that had no replay to fill them
-    errors: int = 0  # unexpected exceptions; the batch was skipped or the loop restarted
-
-
-def _clears_all(event: Event) -> bool:
-    return isinstance(event, Cleared) and event.model is None
-
-
-def _has_input(socket: Socket) -> bool:
+def has_input(socket: Socket) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
-async def _readable(deadline_s: float, *sockets: Socket) -> None:
+async def readable(deadline_s: float, *sockets: Socket) -> None:
     """Wait until one of the sockets has a message.
 
     Plain sockets and their file descriptors, since an asyncio receive costs more than applying a batch.
@@ -88,7 +73,7 @@ async def _readable(deadline_s: float, *sockets: Socket) -> None:
     ------
     TimeoutError : nothing came within `deadline_s`
     """
-    if any(map(_has_input, sockets)):
+    if any(map(has_input, sockets)):
         return
     loop = asyncio.get_running_loop()
     woken = asyncio.Event()
@@ -96,12 +81,34 @@ async def _readable(deadline_s: float, *sockets: Socket) -> None:
         loop.add_reader(socket.fileno(), woken.set)
     try:
         async with asyncio.timeout(deadline_s):
-            while not any(map(_has_input, sockets)):
+            while not any(map(has_input, sockets)):
                 await woken.wait()
                 woken.clear()
     finally:
         for socket in sockets:
             loop.remove_reader(socket.fileno())
+
+
+def open_subscription(context: zmq.Context[Socket], address: str, topic: str) -> Socket:
+    """A SUB socket that loses nothing on its side, not attached yet."""
+    sub = context.socket(zmq.SUB)
+    sub.setsockopt(zmq.RCVHWM, 0)
+    sub.setsockopt(zmq.LINGER, 0)
+    sub.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+    sub.setsockopt(zmq.IPV6, int("[" in address))
+    # Dead peers (a host gone without FIN) are noticed in seconds instead of never.
+    sub.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+    sub.setsockopt_string(zmq.SUBSCRIBE, topic)
+    return sub
+
+
+def attach(sub: Socket, address: str) -> None:
+    """Bind where `address` has a wildcard, as engines that dial their router need it; else connect."""
+    if "*" in address:
+        sub.bind(address)
+    else:
+        sub.connect(address)
 
 
 class EventSubscriber:
@@ -113,6 +120,7 @@ class EventSubscriber:
     apply : called with each batch in the publisher's order; must not await
     cleared : called when everything heard so far must be forgotten
     replay_deadline_s : longest silence during a replay, > 0
+    forget_after_s : how long the view of a publisher that is not connected is still believed, > 0
     retry_s : pause before the loop is restarted after an unexpected error, > 0
     context : ZMQ context to share; by default one of its own
     """
@@ -124,19 +132,18 @@ class EventSubscriber:
         cleared: Callable[[], object],
         *,
         replay_deadline_s: float = 5.0,
+        forget_after_s: float = 10.0,
         retry_s: float = 1.0,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not (replay_deadline_s > 0 and retry_s > 0):
-            raise ValueError("replay_deadline_s and retry_s must be positive")
+        if not min(replay_deadline_s, forget_after_s, retry_s) > 0:
+            raise ValueError("replay_deadline_s, forget_after_s and retry_s must be positive")
         self.source = source
-        self.sequence = Sequence(source.first_seq)
-        self.counts = SubscriberCounts()
+        self.stream = Stream(source.events, apply, cleared, first_seq=source.first_seq, clock=clock)
         self.address: str | None = None  # as bound or connected; tells the port a wildcard became
-        self._apply = apply
-        self._cleared = cleared
         self._replay_deadline_s = replay_deadline_s
+        self._forget_after_s = forget_after_s
         self._retry_s = retry_s
         self._own_context = context is None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context() if context is None else context
@@ -144,6 +151,16 @@ class EventSubscriber:
         self._task: asyncio.Task[None] | None = None
         self._slice_start_s = 0.0
         self._last_payload = b""
+        self._peers = 0
+        self._alone_since_s: float | None = None  # when the last peer went away
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.stream.sequence
+
+    @property
+    def counts(self) -> StreamCounts:
+        return self.stream.counts
 
     @property
     def state(self) -> State:
@@ -171,25 +188,17 @@ class EventSubscriber:
             except Exception:
                 self.counts.errors += 1
                 log.exception("event source %s failed; retrying in %g s", self.source.events, self._retry_s)
-                self._forget()  # the failed batch is lost, so the view cannot be trusted
+                self.stream.forget()  # the failed batch is lost, so the view cannot be trusted
                 self.sequence.connected = False
                 self.sequence.history_lost()
                 await asyncio.sleep(self._retry_s)
 
     async def _listen(self) -> None:
-        sub = self._context.socket(zmq.SUB)
+        self._peers, self._alone_since_s = 0, None
+        sub = open_subscription(self._context, self.source.events, self.source.topic)
         monitor = sub.get_monitor_socket(_CONNECTED | _LOST)
         try:
-            sub.setsockopt(zmq.RCVHWM, 0)
-            sub.setsockopt(zmq.LINGER, 0)
-            # Dead peers (a host gone without FIN) are noticed in seconds instead of never.
-            sub.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-            sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
-            sub.setsockopt_string(zmq.SUBSCRIBE, self.source.topic)
-            if "*" in self.source.events:
-                sub.bind(self.source.events)
-            else:
-                sub.connect(self.source.events)
+            attach(sub, self.source.events)
             self.address = sub.getsockopt_string(zmq.LAST_ENDPOINT)
             await self._serve(sub, monitor)
         finally:
@@ -198,20 +207,24 @@ class EventSubscriber:
             sub.close(linger=0)
 
     async def _serve(self, sub: Socket, monitor: Socket) -> None:
+        look_again_s = min(_LOOK_AGAIN_S, self._forget_after_s)
         while True:
             with suppress(TimeoutError):
-                await _readable(_LOOK_AGAIN_S, sub, monitor)
+                await readable(look_again_s, sub, monitor)
             self._slice_start_s = self._clock()
             # Connection news first: a batch of the next process must not be judged by the old cursor.
-            while _has_input(monitor):
+            while has_input(monitor):
                 event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
                 await self._connection_changed(event == _CONNECTED)
-            while _has_input(sub) and not _has_input(monitor):
+            while has_input(sub) and not has_input(monitor):
                 await self._live(sub.recv_multipart(zmq.NOBLOCK))
                 await self._breathe()  # also when none of them took effect
+            self._forget_the_departed()
 
     async def _connection_changed(self, connected: bool) -> None:
-        self.sequence.connected = connected
+        self._peers = max(0, self._peers + (1 if connected else -1))
+        self.sequence.connected = self._peers > 0
+        self._alone_since_s = None if self._peers else self._clock()
         if not connected:
             return
         if self.sequence.last is None:
@@ -220,18 +233,24 @@ class EventSubscriber:
             self.counts.reconnects += 1
             await self._resume()
 
+    def _forget_the_departed(self) -> None:
+        alone_s = 0.0 if self._alone_since_s is None else self._clock() - self._alone_since_s
+        if alone_s > self._forget_after_s and self.sequence.last is not None:
+            self.stream.forget()
+            self.sequence.history_lost()
+
     async def _live(self, frames: list[bytes]) -> None:
         try:
             seq, payload = frame(frames)
         except BadFrame:
             self.counts.bad_frames += 1
             return
-        batch = self._decoded(payload)
+        batch = self.stream.decoded(payload)
         ts_s = 0.0 if batch is None else batch.ts_s
         verdict = self.sequence.feed(seq, ts_s)
         answered = False
         if verdict is Verdict.RESTART:
-            self._forget()
+            self.stream.forget()
             answered = await self._replay(self.sequence.first)
             verdict = self.sequence.judge(seq)
         elif verdict is Verdict.GAP:
@@ -242,28 +261,12 @@ class EventSubscriber:
             if answered and self.sequence.is_older(ts_s):
                 self.sequence.stray()  # not in the publisher's history, and older than what is
                 return
-            self._lose_history()
+            self.stream.lose_history()
         if verdict is not Verdict.STALE:
             await self._take(seq, payload, batch)
 
-    def _decoded(self, payload: bytes) -> Batch | None:
-        try:
-            return decode(payload)
-        except BadFrame as exc:
-            self.counts.bad_frames += 1
-            if self.counts.bad_frames == 1:
-                log.warning("event source %s: %s", self.source.events, exc)
-            return None
-
     async def _take(self, seq: int, payload: bytes, batch: Batch | None) -> None:
-        """Let one batch take effect. One that cannot be read is part of the sequence, but its news is lost."""
-        if batch is None:
-            self._lose_history()
-        else:
-            if seq == self.sequence.first or any(_clears_all(event) for event in batch.events):
-                self.sequence.history_whole()
-            self._apply_counted(batch)
-        self.sequence.applied(seq, 0.0 if batch is None else batch.ts_s, self._clock())
+        self.stream.take(seq, batch)
         self._last_payload = payload
         await self._breathe()
 
@@ -271,27 +274,6 @@ class EventSubscriber:
         if self._clock() - self._slice_start_s > _SLICE_S:
             await asyncio.sleep(0)
             self._slice_start_s = self._clock()
-
-    def _apply_counted(self, batch: Batch) -> None:
-        # Caught for each batch: restarting the loop would replay the same batch and fail on it for ever.
-        try:
-            self._apply(batch)
-            self.counts.batches += 1
-        except Exception:
-            self.counts.errors += 1
-            log.exception("event source %s: a batch could not be applied", self.source.events)
-            self._lose_history()
-
-    def _forget(self) -> None:
-        self._cleared()
-        self.sequence.reset()
-
-    def _lose_history(self) -> None:
-        """Removals may be among what is missing, so nothing heard before can be believed."""
-        self.counts.unreplayable += 1
-        if self.sequence.last is not None:
-            self._cleared()
-        self.sequence.history_lost()
 
     async def _replay(self, start: int) -> bool:
         """Apply what the publisher still has from `start` on. True when it sent all of it, up to the end marker."""
@@ -303,8 +285,8 @@ class EventSubscriber:
             async with aclosing(self._history(self.source.replay, start)) as history:
                 async for seq, payload in history:
                     if self.sequence.judge(seq) is Verdict.GAP:  # the window has passed `start`
-                        self._lose_history()
-                    await self._take(seq, payload, self._decoded(payload))
+                        self.stream.lose_history()
+                    await self._take(seq, payload, self.stream.decoded(payload))
         except TimeoutError:
             self.counts.replays_failed += 1
             return False
@@ -321,7 +303,7 @@ class EventSubscriber:
         if await self._continues(self.source.replay, last):
             await self._replay(last + 1)
         else:
-            self._forget()
+            self.stream.forget()
             if not await self._replay(self.sequence.first):
                 self.sequence.history_lost()
 
@@ -343,11 +325,12 @@ class EventSubscriber:
         try:
             dealer.setsockopt(zmq.RCVHWM, 0)  # with the default, a slow reader loses the end marker
             dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.IPV6, int("[" in address))
             dealer.connect(address)
             dealer.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
             reached = start - 1
             while True:
-                await _readable(self._replay_deadline_s, dealer)
+                await readable(self._replay_deadline_s, dealer)
                 try:
                     seq, payload = frame(dealer.recv_multipart(zmq.NOBLOCK))
                 except BadFrame:

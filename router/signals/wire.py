@@ -7,13 +7,14 @@ Blind to  `locality`, `ownership`, `session_id` and look-ahead tokens: read over
 Source    released event structs of those engines; recorded payloads in tests/vectors
 
 One event that cannot be understood never costs its batch: it is counted (`bad` when malformed, `unknown`
-when its type or medium is not known) and the events around it are kept.
+when its type or medium is not known) and the events around it are kept. vLLM sends one event for each removed
+block; removals that follow one another are given as one value, which costs a third.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +26,8 @@ _DECODER = msgspec.msgpack.Decoder()
 _EARLIEST_MS = 1e11  # as seconds this is the year 5138, as milliseconds 1973: larger values are milliseconds
 
 # Compared upper-case: the same engine has sent both "CPU" and "cpu". No medium at all means the device.
-_TIERS: dict[str, Tier] = {
+_TIERS: dict[str | None, Tier] = {
+    None: Tier.HBM,
     "": Tier.HBM,
     "GPU": Tier.HBM,
     "DEVICE": Tier.HBM,
@@ -58,9 +60,9 @@ _STORED_FIELDS = (
     "kv_cache_spec_kind",
     "kv_cache_spec_sliding_window",
 )
-_REMOVED_FIELDS = ("type", "block_hashes", "medium", "group_idx")
-_CLEARED_FIELDS = ("type",)
-_POSITIONS = {"BlockStored": _STORED_FIELDS, "BlockRemoved": _REMOVED_FIELDS, "AllBlocksCleared": _CLEARED_FIELDS}
+# Items of each positional event in its longest release; a shorter one lacks fields at its end.
+_LENGTHS = {"BlockStored": len(_STORED_FIELDS), "BlockRemoved": 4, "AllBlocksCleared": 1}
+_NOTHING = [None] * len(_STORED_FIELDS)
 _MASTER_TYPES = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}
 _MASTER_FIELDS = {
     "event_id",
@@ -151,7 +153,8 @@ class Batch(msgspec.Struct):
 
     ts_s : publisher's Unix time, seconds; 0 when it gave none
     rank : data-parallel rank; None when it gave none
-    events : those understood, in order
+    events : those understood, in order; removals of one tier, group and model that follow one another are one
+    read : events understood, each removal counted alone
     unknown : events of a type or medium this version does not know
     bad : events of a known type that are malformed
     extra_fields : fields beyond those known, passed over
@@ -160,6 +163,7 @@ class Batch(msgspec.Struct):
     ts_s: float = 0.0
     rank: int | None = None
     events: list[Event] = []
+    read: int = 0
     unknown: int = 0
     bad: int = 0
     extra_fields: int = 0
@@ -180,12 +184,25 @@ def decode(payload: bytes) -> Batch:
         raw = _DECODER.decode(payload)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise BadFrame(str(exc)) from exc
+    return batch_of(raw)
+
+
+def batch_of(raw: Any) -> Batch:
+    """A batch that is already plain values, as `decode` reads it.
+
+    Raises
+    ------
+    BadFrame : `raw` is not a batch
+    """
     ts, events, rank = _parts(raw)
     batch = Batch(ts_s=_seconds(ts), rank=rank if type(rank) is int else None, events=[])
     for event in events:
         try:
-            fields = _named(event, batch)
-            batch.events.append(_PARSERS[fields["type"]](fields))
+            if type(event) is dict:
+                _take_map(event, batch)
+            else:
+                _take_list(event, batch)
+            batch.read += 1
         except _UnknownEventError:
             batch.unknown += 1
         except (ValueError, TypeError, KeyError, OverflowError):
@@ -207,118 +224,170 @@ def _seconds(ts: Any) -> float:
     return ts / 1000.0 if ts > _EARLIEST_MS else float(ts)
 
 
-def _named(event: Any, batch: Batch) -> Mapping[str, Any]:
-    """The event as a map with a known `type`, whichever way it was written."""
-    if isinstance(event, dict):
-        kind = event.get("type") or _MASTER_TYPES.get(event.get("event_type", ""))
-        if kind not in _PARSERS:
-            raise _UnknownEventError
-        if not event.keys() <= _KNOWN_FIELDS:
-            batch.extra_fields += len(event.keys() - _KNOWN_FIELDS)
-        return event if event.get("type") == kind else {**event, "type": kind}
-    if not isinstance(event, list) or not event or not isinstance(event[0], str):
-        raise ValueError("an event is a list that starts with its type, or a map")
-    names = _POSITIONS.get(event[0])
-    if names is None:
+def _take_map(event: dict[Any, Any], batch: Batch) -> None:
+    kind = event.get("type") or _MASTER_TYPES.get(event.get("event_type", ""))
+    field = event.get
+    if kind == "BlockRemoved":
+        _take_removed(event, batch)
+        return
+    if kind == "BlockStored":
+        hashes = field("block_hashes")
+        read: Event = _stored(
+            event["seq_hashes"] if hashes is None else hashes,
+            field("parent_block_hash"),
+            field("token_ids"),
+            field("block_size"),
+            field("lora_id"),
+            field("medium"),
+            field("lora_name"),
+            field("extra_keys"),
+            _group_of(event),
+            field("kv_cache_spec_kind"),
+            salt=field("cache_salt") or field("additional_salt"),
+            model=field("model_name"),
+        )
+    elif kind == "AllBlocksCleared":
+        read = Cleared(_text(field("model_name")))
+    elif isinstance(kind, str) or kind is None:
         raise _UnknownEventError
-    fields = dict(zip(names, event, strict=False))
-    if isinstance(fields.get("lora_name"), dict):  # SGLang 0.5.18: metadata map where vLLM has the adapter
-        fields["cache_salt"] = fields.pop("lora_name").get("cache_salt")
-    batch.extra_fields += max(0, len(event) - len(names))
-    return fields
+    else:
+        raise TypeError("an event's type is text")
+    _count_extras(event, batch)
+    batch.events.append(read)
 
 
-def _stored(fields: Mapping[str, Any]) -> Stored:
-    tokens = fields.get("token_ids") or []
-    if not isinstance(tokens, list):
+def _take_removed(event: dict[Any, Any], batch: Batch) -> None:
+    """The commonest event by far: an engine sends one for each block it evicts."""
+    hashes = event.get("block_hashes")
+    if len(event) == 4 and "medium" in event and "group_idx" in event and hashes is not None:  # type and hashes are two
+        _remove(_hashes(hashes), _tier(event["medium"]), _group(event["group_idx"]), None, batch)
+        return
+    hashes = _hashes(event["seq_hashes"] if hashes is None else hashes)
+    _remove(hashes, _tier(event.get("medium")), _group(_group_of(event)), _text(event.get("model_name")), batch)
+    _count_extras(event, batch)
+
+
+def _take_list(event: Any, batch: Batch) -> None:
+    if type(event) is not list or not event or type(event[0]) is not str:
+        raise ValueError("an event is a list that starts with its type, or a map")
+    kind, known = event[0], _LENGTHS.get(event[0])
+    if known is None:
+        raise _UnknownEventError
+    extra = len(event) - known
+    if extra < 0:
+        event = event + _NOTHING[extra:]
+    if kind == "BlockRemoved":
+        _remove(_hashes(event[1]), _tier(event[2]), _group(event[3]), None, batch)
+    elif kind == "BlockStored":
+        _, hashes, parent, tokens, size, lora_id, medium, adapter, extras, group, spec, _ = event[:known]
+        salt = None
+        if type(adapter) is dict:  # SGLang 0.5.18: metadata map where vLLM has the adapter
+            salt, adapter = adapter.get("cache_salt"), None
+        read = _stored(
+            hashes, parent, tokens, size, lora_id, medium, adapter, extras, group, spec, salt=salt, model=None
+        )
+        batch.events.append(read)
+    else:
+        batch.events.append(Cleared())
+    if extra > 0:
+        batch.extra_fields += extra
+
+
+def _remove(hashes: list[int], tier: Tier, group: int, model: str | None, batch: Batch) -> None:
+    """Add a removal to the one before it where they say the same of other blocks."""
+    last = batch.events[-1] if batch.events else None
+    if type(last) is Removed and last.tier is tier and last.group == group and last.model == model:
+        last.hashes.extend(hashes)  # the list is ours alone until the batch is returned
+    else:
+        batch.events.append(Removed(hashes, tier, group, model))
+
+
+def _count_extras(event: dict[Any, Any], batch: Batch) -> None:
+    if not event.keys() <= _KNOWN_FIELDS:
+        batch.extra_fields += len(event.keys() - _KNOWN_FIELDS)
+
+
+def _stored(  # positional in the order of the wire, which the recorded payloads hold
+    hashes: Any,
+    parent: Any,
+    token_ids: Any,
+    block_size: Any,
+    lora_id: Any,
+    medium: Any,
+    lora_name: Any,
+    extras: Any,
+    group: Any,
+    kind: Any,
+    *,
+    salt: Any,
+    model: Any,
+) -> Stored:
+    tokens = token_ids or []
+    if type(tokens) is not list:
         raise TypeError("token_ids is not a list")
-    bigram = bool(tokens) and isinstance(tokens[0], list)
-    block_tokens = fields.get("block_size") or 0
+    bigram = bool(tokens) and type(tokens[0]) is list
+    block_tokens = block_size or 0
     if type(block_tokens) is not int or block_tokens < 0:
         raise ValueError("block_size is not a size")
-    extras = fields.get("extra_keys")
     return Stored(
-        hashes=_hashes(fields),
-        parent=_parent(fields.get("parent_block_hash")),
-        tokens=array("I") if bigram else array("I", tokens),
-        block_tokens=block_tokens,
-        tier=_tier(fields.get("medium")),
-        group=_group(fields),
-        kind=_text(fields.get("kv_cache_spec_kind")),
-        adapter=_text(fields.get("lora_name")),
-        adapter_id=fields.get("lora_id") if type(fields.get("lora_id")) is int else None,
-        salt=_text(fields.get("cache_salt")) or _text(fields.get("additional_salt")),
-        extras=extras if isinstance(extras, list) else None,
-        bigram=bigram,
-        model=_text(fields.get("model_name")),
+        _hashes(hashes),
+        # llm-d's simulator sends 0 for "no parent"; as a real hash it is a 2**-64 chance.
+        None if parent is None or parent == 0 else _hash(parent),
+        array("I") if bigram else array("I", tokens),
+        block_tokens,
+        _tier(medium),
+        _group(group),
+        _text(kind),
+        _text(lora_name),
+        lora_id if type(lora_id) is int else None,
+        _text(salt),
+        extras if type(extras) is list else None,
+        bigram,
+        _text(model),
     )
 
 
-def _removed(fields: Mapping[str, Any]) -> Removed:
-    return Removed(
-        hashes=_hashes(fields),
-        tier=_tier(fields.get("medium")),
-        group=_group(fields),
-        model=_text(fields.get("model_name")),
-    )
-
-
-def _cleared(fields: Mapping[str, Any]) -> Cleared:
-    return Cleared(model=_text(fields.get("model_name")))
-
-
-_PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
-    "BlockStored": _stored,
-    "BlockRemoved": _removed,
-    "AllBlocksCleared": _cleared,
-}
-
-
-def _hashes(fields: Mapping[str, Any]) -> list[int]:
-    values = fields.get("block_hashes")
-    if values is None:
-        values = fields["seq_hashes"]
-    if not isinstance(values, list):
+def _hashes(values: Any) -> list[int]:
+    if type(values) is not list:
         raise TypeError("block_hashes is not a list")
-    return [_hash(value) for value in values]
+    return [value & MASK_64 if type(value) is int else _hash(value) for value in values]
 
 
 def _hash(value: Any) -> int:
     """Signed integers by two's complement, byte strings by their last 8 bytes."""
     if type(value) is int:
         return value & MASK_64
-    if isinstance(value, bytes) and value:
+    if type(value) is bytes and value:
         return int.from_bytes(value[-8:], "big")
     raise TypeError("a hash is an integer or bytes")
 
 
-def _parent(value: Any) -> int | None:
-    # llm-d's simulator sends 0 for "no parent"; as a real hash it is a 2**-64 chance.
-    return None if value is None or value == 0 else _hash(value)
-
-
 def _tier(medium: Any) -> Tier:
-    tier = _TIERS.get(medium.upper() if isinstance(medium, str) else "" if medium is None else "?")
+    tier = _TIERS.get(medium)
+    if tier is None:
+        tier = _TIERS.get(medium.upper()) if type(medium) is str else None
     if tier is None:
         raise _UnknownEventError
     return tier
 
 
-def _group(fields: Mapping[str, Any]) -> int:
-    group = fields.get("group_idx")
-    if group is None:
-        group = fields.get("group_id")
-    if isinstance(group, str):
-        group = int(group)
+def _group_of(event: Mapping[str, Any]) -> Any:
+    group = event.get("group_idx")
+    return event.get("group_id") if group is None else group
+
+
+def _group(group: Any) -> int:
     if group is None:
         return 0
+    if type(group) is str:
+        group = int(group)
     if type(group) is not int or not 0 <= group < 1 << 16:
         raise ValueError("a group is a small non-negative integer")
     return group
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return value if type(value) is str and value else None
 
 
 def frame(frames: Sequence[bytes]) -> tuple[int, bytes]:

@@ -21,13 +21,13 @@ from router.actions import Ended, Send
 from router.assemble import (
     DEFAULT_BLOCK_TOKENS,
     Core,
-    DirectoryHoldings,
     assemble,
     has_routes,
     prefetch_space,
     routes_of,
 )
 from router.config import RouterConfig
+from router.holdings import DirectoryHoldings
 from router.errors import ConfigError
 from router.fleet import Fleet, ReplicaSpec, fleet_of_urls
 from router.fleet import check_fleet as checked
@@ -310,7 +310,7 @@ def test_nobody_reads_from_a_peer_that_is_down() -> None:
         core.directory.apply(row, batch(stored(P[: 16 * blocks], 1)), 0.0)
     request = a_request(16 * 256, model=MODEL, chain=chain_of(P), block_tokens=16)
     estimator, view = core.dispatcher._estimator, core.dispatcher.view
-    where = DirectoryHoldings(core.directory).held(request.chain)
+    where = DirectoryHoldings(core.directory).held(request.chain, 1.0)
     view.ready[:] = True
     around = core.dispatcher.learning.surroundings(request, 3, 1.0)
     before = estimator.estimate(request, where, view, around, 1.0)

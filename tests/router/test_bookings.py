@@ -268,7 +268,7 @@ def test_a_forecast_is_that_of_the_chosen_path_and_replica() -> None:
     other = Forecast.of(estimates, a_choice(estimates, 1, Path.LOCAL))
     assert forecast.first_token_s == estimates.first_token_s[COLUMN[Path.REMOTE], 1]
     assert forecast.recompute_s == other.recompute_s == estimates.first_token_s[COLUMN[Path.RECOMPUTE], 1]
-    assert forecast.own_tokens == other.own_tokens == (1600, 1600, 1600)
+    assert forecast.local_tokens == other.local_tokens == forecast.disk_tokens == 1600
     assert forecast.fetch_s > 0.5
     assert other.fetch_s == 0.0
     assert forecast.queue_s == other.queue_s == 0.0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import router
+from router.cli.main import main
 
 
 def tfirst(*arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -58,6 +59,36 @@ def test_check_prints_what_would_be_done_and_ends_well() -> None:
     assert done.returncode == 0, done.stderr
     for part in ("ttft", "0.0.0.0:30000", "0.0.0.0:29000", "127.0.0.1:9", "valid"):
         assert part in done.stdout
+
+
+def test_check_shows_where_each_rank_of_a_url_is_listened_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(
+        f"replicas:\n  - {{name: a, url: '{URL}', events: 'tcp://h:5557'}}\n  - {{name: b, url: '{URL}'}}\n"
+    )
+    assert main(["serve", "--fleet", str(fleet), "--check"]) == 0
+    shown = capsys.readouterr().out
+    assert "tcp://h:5558" in shown
+    assert "refused: no admin_key_env" in shown
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ("admin_key_env: NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE, which holds no usable key"),
+        ("other_tiers: {written_store: {}}", "the fleet file has no `store`"),
+        ("other_tiers: {look_up: {service: controller, url: nowhere, model: m}}", "not a replica URL"),
+    ],
+)
+def test_check_finds_a_section_that_would_stop_the_start(
+    section: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "router.yaml"
+    config.write_text(f"worker_urls: ['{URL}']\n{section}\n")
+    assert main(["serve", "--config", str(config), "--check"]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,27 @@ def test_a_relative_fleet_is_looked_for_beside_the_configuration(tmp_path: Path)
     assert [replica.name for replica in fleet_of(config).replicas] == ["a", "b"]
 
 
+def test_a_relative_tokenizer_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    one = "prompts: {source: local, tokenizer: models/m}"
+    assert load_config(write(tmp_path / "one.yaml", one)).prompts.tokenizer == str(tmp_path / "models/m")
+    each = "prompts: {source: local, tokenizer: {a: x, b: /y}}"
+    assert load_config(write(tmp_path / "each.yaml", each)).prompts.tokenizer == {"a": str(tmp_path / "x"), "b": "/y"}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "names"),
+    [
+        ("{source: local}", "prompts.tokenizer"),
+        ("{source: render, url: 'render:8000'}", "not a replica URL"),
+        ("{source: magic}", "source"),
+        ("{timeout_s: 0}", "timeout_s"),
+    ],
+)
+def test_a_prompts_section_that_cannot_work_is_named(prompts: str, names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        fleet_of(parse_config(f"worker_urls: ['http://127.0.0.1:8001']\nprompts: {prompts}"))
+
+
 def test_a_file_of_comments_is_the_defaults() -> None:
     assert parse_config("# nothing yet\n") == RouterConfig()
 

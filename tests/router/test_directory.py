@@ -172,11 +172,12 @@ def test_ranks_with_equal_hashes_are_kept_apart() -> None:
     assert hbm(directory, chain_of(P)) == [0, 0]
 
 
-def test_blocks_of_another_size_are_counted_and_not_credited() -> None:
+def test_blocks_of_a_size_that_does_not_fit_are_counted_and_not_credited() -> None:
     directory = a_directory(1)
-    coarse = Stored(hashes=[1, 2], parent=None, tokens=array("I", P[:128]), block_tokens=64, tier=Tier.HBM)
-    assert directory.apply(0, batch(coarse), 1.0).mismatched == 1
+    odd = Stored(hashes=[1, 2], parent=None, tokens=array("I", P[:48]), block_tokens=24, tier=Tier.HBM)
+    assert directory.apply(0, batch(odd), 1.0).mismatched == 1
     assert hbm(directory, chain_of(P)) == [0]
+    assert directory.unmatchable(0)
 
 
 def test_base_and_adapters_never_share_a_block() -> None:

@@ -8,8 +8,8 @@ import pytest
 from policies.base import Choice
 from policies.round_robin import RoundRobin
 from router.actions import Cause
-from router.dispatch import FIRST_REST_S
 from router.plugins import build_policy
+from router.standing import FIRST_REST_S
 from tests.builders import MODEL, a_request, held
 from tests.router.dispatch_bench import (
     Bench,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 
@@ -29,7 +30,16 @@ def test_a_chain_can_be_continued_from_any_of_its_blocks() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [Identity("n"), Identity("m", adapter="a"), Identity("m", salt="s"), Identity("m", block_tokens=32)],
+    [
+        Identity("n"),
+        Identity("m", adapter="a"),
+        Identity("m", salt="s"),
+        Identity("m", block_tokens=32),
+        Identity("m", weights="2026-11"),
+        Identity("m", tokenizer="t"),
+        Identity("m", positions="yarn 4"),
+        Identity("m", state_format="fp8"),
+    ],
 )
 def test_whatever_belongs_to_the_identity_separates_the_chains(other: Identity) -> None:
     assert not set(chain(BASE.root(), TOKENS, 16)) & set(chain(other.root(), TOKENS, 16))
@@ -37,12 +47,25 @@ def test_whatever_belongs_to_the_identity_separates_the_chains(other: Identity) 
 
 def test_fields_of_the_identity_do_not_run_into_each_other() -> None:
     assert Identity("ab", "c").root() != Identity("a", "bc").root()
+    alike = [
+        Identity("m", salt="x"),
+        Identity("m", weights="x"),
+        Identity("m", tokenizer="x"),
+        Identity("m", positions="x"),
+        Identity("m", state_format="x"),
+    ]
+    assert len({identity.root() for identity in alike}) == len(alike)
 
 
 def test_the_root_is_the_same_in_every_process() -> None:
     """A fixed value: a change here would split routers that share a directory, and must be deliberate."""
     assert Identity("Qwen/Qwen3-8B").root() == 4127969980024571181
     assert chain(Identity("Qwen/Qwen3-8B").root(), TOKENS[:16], 16) == [4004800944344592138]
+
+
+def test_an_array_of_tokens_gives_the_chain_of_a_list() -> None:
+    for tokens in (TOKENS, TOKENS[:50], TOKENS[:15], []):
+        assert chain(7, array("I", tokens), 16) == chain(7, tokens, 16) == chain(7, array("Q", tokens), 16)
 
 
 def test_many_random_blocks_do_not_collide() -> None:

@@ -66,24 +66,26 @@ def test_a_booking_is_made_of_what_each_tier_was_to_give_in_the_order_of_the_pro
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"),
+    ("path", "tiers"),
     [
-        (Path.LOCAL, [(Tier.HBM, 0, 1600)]),
-        (Path.HOST, [(Tier.HBM, 0, 1600), (Tier.HOST, 1600, 3200)]),
-        (Path.DISK, [(Tier.HBM, 0, 1600), (Tier.HOST, 1600, 3200), (Tier.DISK, 3200, 4800)]),
-        (Path.PEER, [(Tier.HBM, 0, 1600), (Tier.HOST, 1600, 3200), (Tier.DISK, 3200, 4800)]),
-        (
-            Path.REMOTE,
-            [(Tier.HBM, 0, 1600), (Tier.HOST, 1600, 3200), (Tier.DISK, 3200, 4800), (Tier.REMOTE, 4800, 8192)],
-        ),
-        (Path.RECOMPUTE, []),
+        (Path.LOCAL, {Tier.HBM: 1600.0}),
+        (Path.HOST, {Tier.HBM: 1600.0, Tier.HOST: 1400.0}),
+        (Path.DISK, {Tier.HBM: 1600.0, Tier.HOST: 1400.0, Tier.DISK: 1000.0}),
+        (Path.REMOTE, {Tier.HBM: 1600.0, Tier.HOST: 1400.0, Tier.DISK: 1000.0, Tier.REMOTE: 4192.0}),
+        (Path.PEER, {Tier.HBM: 1600.0, Tier.HOST: 1400.0, Tier.DISK: 1000.0}),
     ],
 )
-def test_each_tier_answers_for_its_own_part_of_the_prompt(path: Path, expected: list[tuple[Tier, int, int]]) -> None:
+def test_each_tier_gives_what_follows_the_ones_above_it_and_a_peers_part_is_nobodys_here(
+    path: Path, tiers: dict[Tier, float]
+) -> None:
     booking = Bench().booked(where=MIXED, path=Path.REMOTE)
-    booking.forecast = replace(booking.forecast, own_tokens=(1600.0, 3200.0, 4800.0))
-    booking.path, booking.reused_tokens = path, 8192.0
-    assert [(part.tier, part.start_tokens, part.stop_tokens) for part in parts_of(booking)] == expected
+    booking.forecast = replace(booking.forecast, host_tokens=3000.0, disk_tokens=4000.0)
+    booking.path = path
+    ends = {Path.LOCAL: 1600.0, Path.HOST: 3000.0, Path.DISK: 4000.0}
+    booking.reused_tokens = ends.get(path, 8192.0)
+    parts = list(parts_of(booking))
+    assert {part.tier: part.stop_tokens - part.start_tokens for part in parts} == tiers
+    assert [part.start_tokens for part in parts[1:]] == [part.stop_tokens for part in parts[:-1]]
 
 
 # Reported reuse

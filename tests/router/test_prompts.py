@@ -65,15 +65,96 @@ def test_model_and_salt_do(changed: dict[str, Any]) -> None:
         ("/v1/completions", {"prompt": "x" * 400}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 400}]}),
         ("/v1/completions", {"prompt": ["one", "two"]}),
-        ("/v1/completions", {"prompt": [[1, 2], [3]]}),
     ],
 )
-def test_text_and_batches_have_a_guessed_length_and_no_chain(path: str, body: dict[str, Any]) -> None:
+def test_text_has_a_guessed_length_and_no_chain(path: str, body: dict[str, Any]) -> None:
     read_facts = facts({"model": "m", **body}, FakeHead(path))
     assert read_facts.chain == []
     assert not read_facts.prompt_exact
     if "x" in json.dumps(body):
         assert read_facts.prompt_tokens == pytest.approx(100, abs=4)
+
+
+def test_several_prompts_of_token_ids_are_counted_together_and_credited_by_the_longest() -> None:
+    read_facts = facts({"model": "m", "prompt": [[7] * 20, TOKENS, [9]]})
+    assert (read_facts.prompt_tokens, read_facts.prompt_exact) == (121, True)
+    assert read_facts.chain == facts({"model": "m", "prompt": TOKENS}).chain
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [TOKENS]}),
+        ("/generate", {"input_ids": TOKENS}),
+        ("/generate", {"input_ids": [TOKENS]}),
+        ("/inference/v1/generate", {"token_ids": TOKENS, "sampling_params": {}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "input_ids": TOKENS}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "hi"}],
+                "kv_transfer_params": {"do_remote_prefill": False, "prompt_token_ids": TOKENS},
+            },
+        ),
+    ],
+)
+def test_token_ids_are_found_where_each_api_puts_them(path: str, body: dict[str, Any]) -> None:
+    assert facts({"model": "m", **body}, FakeHead(path)).chain == facts({"model": "m", "prompt": TOKENS}).chain
+
+
+@pytest.mark.parametrize(("salted", "same"), [({"extra_key": "t"}, False), ({"extra_key": None}, True)])
+def test_an_extra_key_sets_a_cache_apart_like_a_salt(salted: dict[str, Any], same: bool) -> None:
+    salt = {"cache_salt": "s"}
+    plain = facts({"model": "m", "prompt": TOKENS, **salt})
+    assert (facts({"model": "m", "prompt": TOKENS, **salt, **salted}).chain == plain.chain) is same
+
+
+def test_a_conversation_is_named_by_its_header_or_else_by_the_body() -> None:
+    body = {"model": "m", "prompt": TOKENS, "session_id": "in-body"}
+    assert facts(body, FakeHead(fields={b"x-session-id": b"in-header"})).session == "in-header"
+    assert facts(body).session == "in-body"
+    assert facts({**body, "session_id": 7}).session is None
+    assert facts({**body, "session_id": "x" * 257}).session is None
+    relayed = PromptReader(16).facts_of(FakeHead("/tokenize", fields={b"x-session-id": b"in-header"}), b"{}")
+    assert isinstance(relayed, RequestFacts)
+    assert relayed.session == "in-header"
+
+
+def chunked(body: Any, head: FakeHead | None = None) -> RequestFacts:
+    read_facts = PromptReader(16, chunks=True).facts_of(head or FakeHead(), json.dumps(body).encode())
+    assert isinstance(read_facts, RequestFacts)
+    return read_facts
+
+
+@pytest.mark.parametrize("changed", [{"temperature": 0.9}, {"seed": 3}, {"stream": True}, {"max_tokens": 9}])
+def test_sampling_parameters_do_not_split_a_text_prefix(changed: dict[str, Any]) -> None:
+    body = {"model": "m", "prompt": "x" * 4000}
+    assert chunked({**changed, **body}).chain == chunked(body).chain != []
+
+
+def test_conversations_share_blocks_of_text_as_far_as_their_messages_are_the_same() -> None:
+    messages = [{"role": "user", "content": "x" * 1000}]
+    head = FakeHead("/v1/chat/completions")
+    first = chunked({"model": "m", "messages": messages}, head)
+    longer = [*messages, {"role": "assistant", "content": "y" * 500}, {"role": "user", "content": "z"}]
+    second = chunked({"model": "m", "messages": longer}, head)
+    assert first.chain_of_text
+    assert not first.prompt_exact
+    assert 10 < len(first.chain) < len(second.chain)
+    assert second.chain[: len(first.chain)] == first.chain
+    other = chunked({"model": "m", "messages": longer, "cache_salt": "s"}, head)
+    assert not set(other.chain) & set(second.chain)
+
+
+def test_tool_definitions_stand_before_the_messages_in_blocks_of_text() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 1000}]}
+    head = FakeHead("/v1/chat/completions")
+    assert not set(chunked({**body, "tools": [{"a": 1}]}, head).chain) & set(chunked(body, head).chain)
+
+
+def test_blocks_of_text_never_equal_blocks_of_tokens() -> None:
+    token_ids = facts({"model": "m", "prompt": [0x78787878] * 100})  # their bytes are those of the text
+    assert not set(token_ids.chain) & set(chunked({"model": "m", "prompt": "x" * 4000}).chain)
 
 
 def test_an_image_is_not_counted_as_text() -> None:

@@ -294,3 +294,33 @@ async def test_a_side_reader_that_fails_does_not_touch_the_relay(monkeypatch: py
             assert (await ask(port, post())).body == b'{"ok":true}'
             assert port.counts.reader_failures == 2
     assert decisions.of("finished") == [Ended(200), Ended(200)]
+
+
+# -- heads
+
+
+@on_uvloop
+async def test_the_head_of_every_answer_is_shown_with_the_replica_it_came_from() -> None:
+    shown: list[tuple[str, int, bytes | None]] = []
+    full = answer(b"{}", b"503 Service Unavailable", b"X-Load: 9")
+    async with a_replica(says(full)) as busy, a_replica(says(answer(b"{}", b"200 OK", b"X-Load: 1"))) as idle:
+        decisions = Decisions([busy.url], on_failure=[idle.url])
+        async with a_port(
+            decisions, heard=lambda sent, head: shown.append((sent.replica, head.status, head.get(b"x-load")))
+        ) as port:
+            assert (await ask(port, post(b"{}"))).status == 200
+    assert shown == [("r1", 503, b"9"), ("r2", 200, b"1")]
+
+
+@on_uvloop
+async def test_a_look_at_a_head_that_fails_costs_the_answer_nothing() -> None:
+    def fails(*shown: object) -> None:
+        raise ValueError("no such field")
+
+    async with (
+        a_replica(says(answer(b'{"whole":1}'))) as replica,
+        a_port(Decisions([replica.url]), heard=fails) as port,
+    ):
+        got = await ask(port, post(b"{}"))
+        assert (got.status, got.body) == (200, b'{"whole":1}')
+        assert port.counts.reader_failures == 1

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
 import zmq
 import zmq.asyncio
 
 END = b"\xff" * 8
+
+
+def payload_of_rank(rank: int | None, *events: object, ts_s: float = 1.0) -> bytes:
+    """A batch of one data-parallel rank."""
+    return msgspec.msgpack.encode([ts_s, list(events), rank])
 
 
 class Publisher:
@@ -82,6 +89,15 @@ class Publisher:
                 if self.replays_all or seq >= self.requests[-1]:
                     await self._router.send_multipart([*head, seq.to_bytes(8, "big"), payload])
             await self._router.send_multipart([*([identity, empty, b""] if self._new_framing else head), END, b""])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until `condition` holds; a test that waits for ever fails."""
+    never = asyncio.Event()
+    async with asyncio.timeout(10):
+        while not condition():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(never.wait(), 0.005)
 
 
 async def bind(socket: zmq.asyncio.Socket, port: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.signals.discovery import event_sources, sglang_sources, vllm_sources
+from router.signals.discovery import event_sources, published, sglang_sources, vllm_sources
 from router.signals.subscriber import Source
 from tests.router.signals.events import VECTORS
 
@@ -53,6 +53,14 @@ async def test_sglang_names_base_ports_to_which_the_rank_is_added() -> None:
             Source("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5559", rank=0, one_copy=True),
             Source("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5560", rank=1, one_copy=True),
         ]
+
+
+async def test_sglang_names_its_load_sockets_in_the_same_answer() -> None:
+    info = recorded("sglang_server_info_kv_events")
+    async with an_engine(get_server_info=info) as url, aiohttp.ClientSession() as session:
+        found = await published(session, url, timeout_s=2.0)
+    assert (found.load, found.load_topic) == (("tcp://127.0.0.1:5561", "tcp://127.0.0.1:5562"), "load")
+    assert len(found.events) == 2
 
 
 @pytest.mark.parametrize("answer", [[], {"0": None}, {"kv_events": None}, {"0": {"publisher": "null"}}, {"x": {}}])

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from router.signals.load import Load
 from router.signals.poller import LoadPoller, model_names
-from router.signals.prometheus_text import Load
 
 CARDS = {"data": [{"id": "m1", "parent": None}, {"id": "ad-1", "parent": "m1"}]}
 PAGE = 'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 5\n'
@@ -21,8 +21,9 @@ class Engine:
 
     def __init__(self) -> None:
         self.health: int | None = 200
-        self.metrics: tuple[int, str] = (200, PAGE)
+        self.metrics: tuple[int | None, str] = (200, PAGE)
         self.models: tuple[int, object] = (200, CARDS)
+        self.others: dict[str, object] = {}  # path -> JSON answer
         self.asked: list[str] = []
         self.at_once = 0
         self.most_at_once = 0
@@ -39,8 +40,13 @@ class Engine:
             finally:
                 self.at_once -= 1
         if request.path == "/metrics":
-            return web.Response(status=self.metrics[0], text=self.metrics[1])
-        return web.json_response(self.models[1], status=self.models[0])
+            if self.metrics[0] is None:
+                await asyncio.Event().wait()
+            return web.Response(status=self.metrics[0] or 500, text=self.metrics[1])
+        if request.path == "/v1/models":
+            return web.json_response(self.models[1], status=self.models[0])
+        answer = self.others.get(request.path)
+        return web.Response(status=404) if answer is None else web.json_response(answer)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -79,7 +85,9 @@ class Heard:
 
 
 @asynccontextmanager
-async def a_poller(heard: Heard, *, timeout_s: float = 2.0, period_s: float = 0.01) -> AsyncIterator[LoadPoller]:
+async def a_poller(
+    heard: Heard, *, timeout_s: float = 2.0, period_s: float = 0.01, health_period_s: float = 0.0
+) -> AsyncIterator[LoadPoller]:
     async with aiohttp.ClientSession() as session:
         poller = LoadPoller(
             session,
@@ -87,6 +95,7 @@ async def a_poller(heard: Heard, *, timeout_s: float = 2.0, period_s: float = 0.
             on_up=heard.on_up,
             on_down=heard.on_down,
             period_s=period_s,
+            health_period_s=health_period_s,
             timeout_s=timeout_s,
         )
         try:
@@ -222,6 +231,86 @@ async def test_polling_runs_by_itself_in_parallel_without_overlap_and_stops() ->
     assert (heard.downs[0][0], quick.most_at_once, stuck.most_at_once) == (1, 1, 1)
 
 
+async def test_rounds_in_which_all_is_well_go_on_without_a_task_each() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard, health_period_s=0.02) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 5)
+        endpoint = poller.endpoints[url]
+        first = endpoint._round
+        asked = len(engine.asked)
+        await heard.until(lambda: len(heard.loads) >= 12)
+        assert endpoint._round is first, "a quick round makes no task"
+        engine.metrics = (200, PAGE.replace(" 3", " 4"))
+        await heard.until(lambda: heard.loads[-1][1].running == 9.0)
+        assert engine.asked[asked:].count("/health") >= 2
+        assert (len(heard.ups), heard.downs, poller.errors) == (1, [], 0)
+
+
+@pytest.mark.parametrize("silent", ["both", "page"])
+async def test_an_engine_that_falls_silent_between_two_rounds_is_noticed(silent: str) -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard, timeout_s=0.05, health_period_s=0.03) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 5)
+        engine.metrics = (None, "")
+        if silent == "both":
+            engine.health = None
+            await heard.until(lambda: bool(heard.downs))
+            engine.health = 200
+        told = len(heard.loads)
+        engine.metrics = (200, PAGE)
+        await heard.until(lambda: len(heard.loads) > told + 3)
+    assert len(heard.downs) == (silent == "both")
+    assert len(heard.ups) == 1 + (silent == "both")
+
+
+async def test_an_engine_that_is_not_well_any_more_is_down_after_three_answers_that_say_so() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard, health_period_s=0.02) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 5)
+        engine.health, told = 503, engine.asked.count("/health")
+        await heard.until(lambda: bool(heard.downs))
+        assert engine.asked.count("/health") - told <= 5, "three that count, one that raised the doubt, one on its way"
+        engine.health = 200
+        await heard.until(lambda: len(heard.ups) == 2)
+    assert heard.downs == [(0, "/health answered 503")]
+
+
+async def test_a_page_that_turns_huge_is_still_read() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 5)
+        engine.metrics = (200, "# " + "x" * (1 << 18) + "\n" + PAGE.replace(" 3", " 4"))
+        await heard.until(lambda: heard.loads[-1][1].running == 9.0)
+        assert poller.errors == 0
+
+
+async def test_a_load_callback_that_fails_in_a_quick_round_is_counted_and_polling_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard, failures = Heard(), [RuntimeError("once")]
+
+    def on_load(row: int, load: Load, sent_s: float, received_s: float) -> None:
+        if len(heard.loads) == 5 and failures:
+            raise failures.pop()
+        heard.on_load(row, load, sent_s, received_s)
+
+    async with Engine().serving() as url, a_poller(heard) as poller:
+        poller._on_load = on_load
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: len(heard.loads) >= 8)
+        assert poller.errors == 1
+    assert "polling" in caplog.text
+
+
 async def test_a_callback_that_fails_is_counted_and_polling_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     heard, failures = Heard(), [RuntimeError("once")]
 
@@ -237,6 +326,90 @@ async def test_a_callback_that_fails_is_counted_and_polling_goes_on(caplog: pyte
         await heard.until(lambda: bool(heard.ups))
         assert poller.errors == 1
     assert "polling" in caplog.text
+
+
+V1_LOADS = {"loads": [{"dp_rank": rank, "num_running_reqs": 5, "num_waiting_reqs": rank} for rank in (0, 1)]}
+GET_LOAD = [{"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 2}]
+SGLANG_PAGE = "sglang:num_running_reqs 9\nsglang:num_queue_reqs 9\nsglang:page_size 64\n"
+
+
+@pytest.mark.parametrize(
+    ("route", "answer", "expected"), [("/v1/loads", V1_LOADS, (10, 1)), ("/get_load", GET_LOAD, (3, 2))]
+)
+async def test_without_a_page_the_load_comes_from_sglangs_own_routes(
+    route: str, answer: object, expected: tuple[float, float]
+) -> None:
+    heard, engine = Heard(), Engine()
+    engine.metrics, engine.others = (404, ""), {route: answer}
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 3)
+    assert [(load.running, load.waiting) for _, load, _, _ in heard.loads] == [expected] * 3
+    assert engine.asked.count("/metrics") == 1, "a route that answers is asked instead"
+
+
+async def test_what_is_fresher_counts_for_the_load_and_the_page_for_the_rest() -> None:
+    heard, engine = Heard(), Engine()
+    engine.metrics, engine.others = (200, SGLANG_PAGE), {"/v1/loads": V1_LOADS}
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url, "0")
+        await rounds(poller, 2)
+    last = heard.loads[-1][1]
+    assert (last.running, last.waiting, last.block_size) == (5, 0, 64)
+
+
+async def test_a_route_that_an_upgrade_took_away_is_replaced_by_the_page() -> None:
+    heard, engine = Heard(), Engine()
+    engine.metrics, engine.others = (404, ""), {"/get_load": GET_LOAD}
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 1)
+        engine.metrics, engine.others = (200, PAGE), {}
+        await rounds(poller, 2)
+    assert [load.running for _, load, _, _ in heard.loads] == [3, 8]
+
+
+async def test_an_engine_of_vllm_is_asked_for_nothing_but_its_page() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 30)
+    assert set(engine.asked) == {"/health", "/metrics", "/v1/models"}
+
+
+async def test_health_is_asked_no_oftener_than_its_own_period_but_at_once_when_nothing_answers() -> None:
+    heard, engine = Heard(), Engine()
+    async with engine.serving() as url, a_poller(heard, health_period_s=1000.0) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 10)
+        assert (engine.asked.count("/health"), engine.asked.count("/metrics")) == (1, 10)
+    async with a_poller(heard, health_period_s=1000.0, timeout_s=0.5) as poller:
+        poller.watch(0, url)
+        poller.endpoints[url].up = True
+        poller.endpoints[url]._health_at_s = float("inf")
+        await rounds(poller, 3)
+    assert len(heard.downs) == 1
+
+
+async def test_a_huge_page_is_read_while_others_run() -> None:
+    heard, engine = Heard(), Engine()
+    engine.metrics = (200, "# " + "x" * (1 << 20) + "\n" + PAGE)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while not heard.loads:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        counting = asyncio.create_task(count_turns())
+        reading = poller.endpoints[url]._reader
+        await rounds(poller, 1)
+        await counting
+    assert heard.loads[0][1].running == 8.0
+    assert (reading.searches, turns > 15) == (1, True)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"data": 5}', b'{"data": [null, {"id": 7}]}', b"\xff"])

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from router.signals.prometheus_text import Load, load_of, loads_of
+from router.signals.load import Load
+from router.signals.prometheus_text import LEARN_EVERY, PageReader, load_of, loads_of
 from tests.router.signals.events import VECTORS
 
 SCRAPES = ["vllm_0.33.0", "vllm_0.9.2_legacy", "sglang_0.5.23"]
@@ -92,3 +96,65 @@ def test_sleep_and_process_start_are_told() -> None:
     load = load_of(page)
     assert (load.asleep, load.started_s) == (True, 1767225600.0)
     assert load_of(scrape("vllm_0.33.0"), "0").asleep is False
+
+
+def with_numbers(page: str, numbers: list[float]) -> str:
+    """The page with other values, widths included."""
+    turn = iter(range(10**6))
+    return re.sub(r" [0-9.e+]+$", lambda _: f" {numbers[next(turn) % len(numbers)]}", page, flags=re.MULTILINE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(SCRAPES),
+    st.lists(st.lists(st.floats(0, 1e9) | st.integers(0, 10**7), min_size=1, max_size=7), min_size=1, max_size=6),
+)
+def test_a_reader_gives_what_a_search_of_every_page_gives(name: str, pages: list[list[float]]) -> None:
+    reader = PageReader()
+    reader.read(scrape(name))
+    for numbers in pages:
+        page = with_numbers(scrape(name), numbers)
+        assert reader.read(page) == loads_of(page)
+
+
+def test_pages_that_differ_in_their_numbers_are_not_searched_again() -> None:
+    reader = PageReader()
+    for number in range(LEARN_EVERY + 1):
+        reader.read(with_numbers(scrape("vllm_0.33.0"), [0.0, 10.0 ** (number % 7)]))
+    assert reader.searches == 1
+
+
+def test_a_line_that_is_gone_or_changed_is_noticed_at_once() -> None:
+    page = scrape("vllm_0.33.0")
+    reader = PageReader()
+    reader.read(page)
+    renamed = page.replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+    assert reader.read(renamed) == loads_of(renamed)
+    resized = page.replace('num_gpu_blocks="27521"', 'num_gpu_blocks="9"')
+    assert reader.read(resized)["0"].num_gpu_blocks == 9
+    one_engine = "\n".join(line for line in page.splitlines() if 'engine="1"' not in line)
+    assert reader.read(one_engine).keys() == {"0"}
+    assert reader.read("<html>") == {}
+
+
+def test_a_new_line_is_seen_within_the_learning_period_and_after_silence_at_once() -> None:
+    page = "vllm:num_requests_running 1\n"
+    reader = PageReader()
+    reader.read(page)
+    grown = page + "vllm:num_requests_waiting 2\n"
+    reads = next(n for n in range(1, LEARN_EVERY + 2) if reader.read(grown)["0"].waiting == 2.0)
+    assert reads <= LEARN_EVERY + 1
+    silent = PageReader()
+    silent.read("")
+    assert silent.read(page)["0"].running == 1.0
+
+
+def test_a_page_is_read_in_slices_and_the_old_load_stands_until_the_last() -> None:
+    reader = PageReader()
+    reader.read("vllm:num_requests_running 1\n")
+    steps = reader.slices("sglang:num_running_reqs 2\n")
+    next(steps)
+    assert reader.loads["0"].running == 1.0
+    assert sum(1 for _ in steps) > 5
+    assert reader.loads["0"].running == 2.0
+    assert reader.is_sglang

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,21 +12,26 @@ import zmq.asyncio
 from router.directory import Directory
 from router.signals.sequence import State
 from router.signals.subscriber import EventSubscriber, Source
-from router.signals.wire import Batch
-from tests.router.signals.events import BLOCK, MODEL, P, Q, chain_of, payload, stored_map
-from tests.router.signals.publisher import Publisher
+from router.signals.wire import Batch, frame
+from tests.router.signals.events import BLOCK, MODEL, VECTORS, P, Q, chain_of, payload, stored_map
+from tests.router.signals.publisher import END, Publisher
 
 
 class Listener:
     """A subscriber that feeds a directory of one row, and says when something changed."""
 
-    def __init__(self, source: Source, *, replay_deadline_s: float = 2.0) -> None:
+    def __init__(self, source: Source, *, replay_deadline_s: float, forget_after_s: float) -> None:
         self.directory = Directory(BLOCK, 1)
         self.directory.add_source(0, MODEL)
         self.clears = 0
         self._changed = asyncio.Event()
         self.subscriber = EventSubscriber(
-            source, self._apply, self._cleared, replay_deadline_s=replay_deadline_s, retry_s=0.01
+            source,
+            self._apply,
+            self._cleared,
+            replay_deadline_s=replay_deadline_s,
+            forget_after_s=forget_after_s,
+            retry_s=0.01,
         )
 
     def _apply(self, batch: Batch) -> None:
@@ -55,8 +61,10 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(source: Source, *, replay_deadline_s: float = 2.0) -> AsyncIterator[Listener]:
-    listener = Listener(source, replay_deadline_s=replay_deadline_s)
+async def listening(
+    source: Source, *, replay_deadline_s: float = 2.0, forget_after_s: float = 30.0
+) -> AsyncIterator[Listener]:
+    listener = Listener(source, replay_deadline_s=replay_deadline_s, forget_after_s=forget_after_s)
     listener.subscriber.start()
     try:
         yield listener
@@ -244,6 +252,48 @@ async def test_a_replay_that_never_ends_is_given_up_and_live_events_still_count(
             await engine.publish(0, part(P, 0, first_hash=1))
             await listener.at(0)
             assert (listener.credit(P), listener.subscriber.state) == (32, State.LIVE)
+
+
+async def test_a_publisher_that_stays_away_is_forgotten_and_whole_again_when_it_is_back() -> None:
+    async with (
+        Publisher() as engine,
+        listening(Source(engine.events, engine.replay), forget_after_s=0.01) as listener,
+    ):
+        await engine.subscribed()
+        for seq in range(2):
+            await engine.publish(seq, part(P, seq, first_hash=1))
+        await listener.at(1)
+        await engine.close()
+        await listener.until(lambda: listener.credit(P) == 0)
+        assert (listener.subscriber.state, listener.subscriber.sequence.connected) == (State.DEGRADED, False)
+        async with Publisher(port=engine.port, replay_port=engine.replay_port) as same:
+            for seq in range(3):  # the same history: it was only the connection that broke
+                await same.publish(seq, part(P, seq, first_hash=1), send=False)
+            await listener.until(lambda: listener.credit(P) == 96)
+            assert (listener.subscriber.state, same.requests) == (State.LIVE, [0])
+
+
+async def test_a_publisher_that_is_back_at_once_is_still_believed() -> None:
+    async with Publisher() as engine, listening(Source(engine.events, engine.replay)) as listener:
+        await engine.subscribed()
+        await engine.publish(0, part(P, 0, first_hash=1))
+        await listener.at(0)
+        await engine.close()
+        await listener.until(lambda: not listener.subscriber.sequence.connected)
+        assert (listener.credit(P), listener.subscriber.state) == (32, State.LIVE)
+
+
+async def test_the_recorded_frames_are_what_is_asked_and_what_ends_a_replay() -> None:
+    recorded = json.loads((VECTORS / "zmq_frames.json").read_text())
+    start = bytes.fromhex(recorded["replay_request"]["example_hex"][1])
+    assert start == (1).to_bytes(8, "big")
+    assert [bytes.fromhex(part) for part in recorded["live"]["example_hex"][:2]] == [b"kv-events", start]
+    for framing in ("replay_reply_old", "replay_reply_new"):
+        end = [bytes.fromhex(part) for part in recorded[framing]["end"]]
+        assert (end[-2], end[-1]) == (END, b"")
+        for reply in recorded[framing]["dealer_receives"]:
+            frames = [*(bytes.fromhex(part) for part in reply[:-1]), b"payload"]
+            assert frame(frames) == (int.from_bytes(bytes.fromhex(reply[-2]), "big"), b"payload")
 
 
 async def test_garbage_is_counted_and_costs_at_most_the_view_never_the_loop() -> None:

@@ -1,0 +1,86 @@
+"""The dispatcher as the traffic port drives it, with what only the shell adds: how long it took, fields of the request.
+
+Nothing here decides. Replicas that share a URL are its data-parallel ranks, and only a header field makes the server
+run a request on the rank that was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from estimators.request import RequestFacts
+from router.actions import Action, Cause, Ended, Send
+from router.dispatch import Dispatcher, Placement
+from router.signals.orca import REQUEST_HEADER
+from router.signals.ranks import rows_by_url
+
+RANK_HEADER = b"X-data-parallel-rank"  # vLLM from 0.11.2, SGLang from 0.5.12
+
+Answered = Callable[[RequestFacts, Ended, float], object]  # request, how it ended, tokens it was promised to reuse
+
+
+class TimedDecider:
+    """Owner of every rule, as the traffic port wants it (`router.http.contract.Decider`).
+
+    took : told how long each decision took, seconds
+    answered : told of each answer to a prompt that the router tokenised
+    ranks : the rank of each row behind its URL; None where it is alone there
+    asks_load : have engines tell their load in the heads of whole answers
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        took: Callable[[float], object],
+        answered: Answered,
+        ranks: Sequence[int | None],
+        asks_load: bool = False,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._took = took
+        self._answered = answered
+        self._rank_fields = [[] if rank is None else [(RANK_HEADER, b"%d" % rank)] for rank in ranks]
+        self._asks_load = asks_load
+        self._adds_fields = asks_load or any(self._rank_fields)
+        self.first_token: Callable[[Send, float], list[Action]] = dispatcher.first_token
+        self.cancelled: Callable[[Send, float], list[Action]] = dispatcher.cancelled
+
+    def arrived(self, request: RequestFacts, now_s: float) -> list[Action]:
+        began_s = perf_counter()
+        actions = self._dispatcher.arrived(request, now_s)
+        self._took(perf_counter() - began_s)
+        return self._with_fields(actions)
+
+    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
+        return self._with_fields(self._dispatcher.failed(sent, cause, now_s))
+
+    def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
+        placement = sent.placement
+        if sent.request.tokenised and isinstance(placement, Placement):
+            self._answered(sent.request, ended, placement.booking.reused_tokens)
+        return self._dispatcher.finished(sent, ended, now_s)
+
+    def _with_fields(self, actions: list[Action]) -> list[Action]:
+        if self._adds_fields:
+            for action in actions:
+                if isinstance(action, Send):
+                    action.extra_headers += self._rank_fields[action.row]
+                    if self._asks_load and action.request.generates and not action.request.streams:
+                        action.extra_headers.append(REQUEST_HEADER)
+        return actions
+
+
+def ranks_of(urls: Sequence[str | None]) -> list[int | None]:
+    """The rank of each row among those that share its URL, in listed order; None where it is alone.
+
+    >>> ranks_of(["http://a", "http://b", "http://a/"])
+    [0, None, 1]
+    """
+    ranks: list[int | None] = [None] * len(urls)
+    for rows in rows_by_url(urls).values():
+        if len(rows) > 1:
+            for rank, row in enumerate(rows):
+                ranks[row] = rank
+    return ranks

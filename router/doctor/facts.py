@@ -1,0 +1,136 @@
+"""What was found out about one server: values only, None where it is not known. `judge` makes findings of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from router.signals.load import Load
+from router.signals.sequence import State
+
+Engine = Literal["vllm", "sglang"]
+Version = tuple[int, int, int]
+_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """One event source, after it was listened to.
+
+    address, replay : where it was listened to and asked; replay None when it names none
+    raw_address : as the engine says it; None when the address was given to us
+    batches : taken in, replayed ones included
+    replays, replays_failed : how often its history was asked for, and got no end
+    """
+
+    rank: int | None
+    address: str
+    replay: str | None
+    topic: str = ""
+    raw_address: str | None = None
+    state: State = State.NEVER_CONNECTED
+    connected: bool = False
+    batches: int = 0
+    bad_frames: int = 0
+    errors: int = 0
+    replays: int = 0
+    replays_failed: int = 0
+
+    @property
+    def replay_answers(self) -> bool | None:
+        """Whether its history could be read; None when it was never asked for."""
+        return self.replays_failed == 0 if self.replays else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFacts:
+    """Where load is read. names : metric or route -> the field it sets; trouble : why /metrics is of no use."""
+
+    names: tuple[str, ...] = ()
+    total: Load = field(default_factory=Load)
+    page_trouble: str | None = None
+    page_says_load: bool = False
+    sockets: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFacts:
+    """What two equal tiny completions showed.
+
+    blocks : whole reusable blocks in the prompt
+    seen_blocks : of those, blocks the events announced and the router would match
+    batches : heard after the first completion was sent
+    cached_tokens : what usage said of the second; None when it says nothing
+    reusable_tokens : what the second could have reused
+    figures_moved : whether counters on /metrics changed meanwhile; None where there are none to compare
+    unmatched : blocks of another size, unknown parents and events of other kinds, as the directory counted them
+    """
+
+    trouble: str | None = None
+    blocks: int = 0
+    seen_blocks: int = 0
+    batches: int = 0
+    cached_tokens: int | None = None
+    reusable_tokens: int = 0
+    figures_moved: bool | None = None
+    unmatched: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFacts:
+    """The engine's own tokens of one text, against a local tokenizer's where one was given.
+
+    first_difference : place of the first token that differs; None when all agree or nothing was compared
+    """
+
+    trouble: str | None = None
+    engine_tokens: int = 0
+    local_tokens: int | None = None
+    first_difference: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One server.
+
+    listed : how often it is listed: once for each of its data-parallel ranks
+    trouble : why nothing can be asked of it; then the rest is unknown
+    wants_key : it refused for want of a key
+    models : base models and adapters it names; adapters : adapter -> base model
+    block_tokens : tokens in a block, and where that was said; the router itself reads /metrics only
+    caching : whether prefix caching is on
+    sources_route : route that named event sources; None when none did and `sources` were given or are missing
+    switched_off : the engine answered that it publishes nothing
+    """
+
+    url: str
+    listed: int = 1
+    trouble: str | None = None
+    wants_key: bool = False
+    engine: Engine | None = None
+    version: str | None = None
+    models: tuple[str, ...] = ()
+    adapters: dict[str, str] = field(default_factory=dict)
+    health_trouble: str | None = None
+    block_tokens: int | None = None
+    block_tokens_from: Literal["/metrics", "/server_info"] | None = None
+    blocks: int | None = None
+    capacity_tokens: int | None = None
+    caching: bool | None = None
+    sources: tuple[SourceFacts, ...] = ()
+    sources_route: str | None = None
+    switched_off: bool = False
+    load: LoadFacts = field(default_factory=LoadFacts)
+    probe: ProbeFacts | None = None
+    tokens: TokenFacts | None = None
+
+    @property
+    def release(self) -> Version | None:
+        """The version as numbers; None when it is not known or not a release."""
+        found = _VERSION.match(self.version or "")
+        return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
+
+    def is_before(self, *version: int) -> bool:
+        """Whether it is known to be older than that release."""
+        return self.release is not None and self.release < version

@@ -1,0 +1,116 @@
+"""What a receipt says of one decision: every candidate that was possible, as numbers, written down when it is wanted.
+
+Model     a decision keeps its estimates, which nobody changes afterwards, and copies of the two columns of the fleet
+          view that move on. Candidates are made of them when the request has ended: they cost as much as the estimates
+          themselves, and a request that waits for its choice should not wait for them
+Valid     estimates whose arrays are their own (`Estimator.estimate` lends `age_s`, `pace_scale` and `weights_s`, which
+          are not read here)
+"""
+
+from __future__ import annotations
+
+from math import isnan
+
+import numpy as np
+
+from estimators.estimates import Estimates
+from estimators.paths import COLUMN, PATHS, Path
+from estimators.view import FleetView
+from policies.base import Choice
+from router.learning import calibration_state
+from router.receipts import Candidate
+
+_LOCAL = COLUMN[Path.LOCAL]
+
+
+class Notes:
+    """One decision, made at `now_s`."""
+
+    __slots__ = ("_age_s", "_choice", "_estimates", "_names", "_samples", "chosen")
+
+    def __init__(self, estimates: Estimates, choice: Choice, view: FleetView, now_s: float) -> None:
+        self._estimates = estimates
+        self._choice = choice
+        self._names = view.names
+        self._age_s = now_s - view.sampled_at_s
+        self._samples = view.samples.copy()
+        self.chosen = self._chosen()
+
+    def _chosen(self) -> Candidate:
+        """The chosen candidate; what only it has is left to the caller."""
+        estimates, row, path = self._estimates, self._choice.row, self._choice.path
+        at = COLUMN[path], row
+        local = 0 if path is Path.RECOMPUTE else int(estimates.reused_tokens[_LOCAL, row])
+        age_s = self._age_s.item(row)
+        return Candidate(
+            replica=self._names[row],
+            path=path.value,
+            queue_s=estimates.queue_s.item(row),
+            fetch_s=estimates.fetch_s.item(at),
+            compute_s=estimates.compute_s.item(at),
+            first_token_s=estimates.first_token_s.item(at),
+            expected_s=estimates.expected_s.item(at),
+            hit_probability=estimates.hit_probability.item(at),
+            local_tokens=local,
+            fetched_tokens=int(estimates.reused_tokens[at]) - local,
+            pace_s=estimates.pace_s.item(row),
+            queue_price_s=estimates.queue_price_s.item(at),
+            decode_price_s=estimates.decode_price_s.item(at),
+            signal_age_s=None if isnan(age_s) else age_s,
+            calibration=calibration_state(self._samples.item(row)),
+        )
+
+    def candidates(self) -> tuple[list[Candidate], int | None]:
+        """All that were possible, and the place of the chosen one among them; None where it was not possible."""
+        estimates, chosen = self._estimates, None
+        columns, rows = np.nonzero(estimates.possible)
+        numbers = zip(  # whole columns at once: element by element costs more than the estimate itself
+            columns.tolist(),
+            rows.tolist(),
+            estimates.queue_s[rows].tolist(),
+            estimates.fetch_s[columns, rows].tolist(),
+            estimates.compute_s[columns, rows].tolist(),
+            estimates.first_token_s[columns, rows].tolist(),
+            estimates.expected_s[columns, rows].tolist(),
+            estimates.hit_probability[columns, rows].tolist(),
+            estimates.reused_tokens[_LOCAL, rows].tolist(),
+            estimates.reused_tokens[columns, rows].tolist(),
+            estimates.pace_s[rows].tolist(),
+            estimates.queue_price_s[columns, rows].tolist(),
+            estimates.decode_price_s[columns, rows].tolist(),
+            self._age_s[rows].tolist(),
+            self._samples[rows].tolist(),
+            strict=True,
+        )
+        candidates: list[Candidate] = []
+        # fmt: off
+        for (
+            column, row, queue, fetch, compute, first, mean, hit, local, reused, pace, behind, beside, age_s, samples
+        ) in numbers:
+            # fmt: on
+            path = PATHS[column]
+            if row == self._choice.row and path is self._choice.path:
+                chosen = len(candidates)
+                candidates.append(self.chosen)
+                continue
+            own = 0 if path is Path.RECOMPUTE else int(local)
+            candidates.append(
+                Candidate(  # by position: names cost as much again, for every candidate of every decision
+                    self._names[row],
+                    path.value,
+                    queue,
+                    fetch,
+                    compute,
+                    first,
+                    mean,
+                    hit,
+                    own,
+                    int(reused) - own,
+                    pace,
+                    behind,
+                    beside,
+                    None if isnan(age_s) else age_s,
+                    calibration_state(samples),
+                )
+            )
+        return candidates, chosen

@@ -1,0 +1,247 @@
+"""Turns a request into facts: model, prompt, limits. The body itself is never changed.
+
+Token ids give an exact chain at once. Text is a question (`Question`) that somebody with a tokenizer answers; without
+one its length is guessed from its characters, and its blocks are blocks of text or unknown. The router says "unknown"
+rather than guess, and the engine remains the judge of every field not needed here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Protocol
+
+from estimators.request import RequestFacts
+from router.actions import Refuse
+from router.identity import Identity
+from router.names import ModelNames
+from router.prompts.body import (
+    LONGEST_NAME,
+    PROMPT_FIELDS,
+    Body,
+    decoded,
+    ids_given,
+    limit_of,
+    model_of,
+    prompts_in,
+    salt_of,
+)
+from router.prompts.forms import text_parts
+from router.prompts.sizes import CharactersPerToken, characters_of
+from router.routes import Route, classify
+from router.tokenizing.asked import Form, Tokenised, Wanted, tokenised
+from router.tokenizing.chunks import chunk_chain
+
+LARGEST_WALK = 4 * 1024 * 1024  # bytes of JSON that are looked into; above, its length stands for its text
+_SAMPLE_BYTES = 64 * 1024
+
+
+class Head(Protocol):
+    """What is read of a request's head."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def method(self) -> bytes: ...
+    def get(self, name: bytes) -> bytes | None: ...
+
+
+@dataclass(slots=True)
+class Question:
+    """A generation request whose prompt is still to be turned into blocks.
+
+    base : model whose cache is meant; root : of the chain, made of its identity
+    """
+
+    head: Head
+    fields: Body
+    request_id: str
+    model: str
+    base: str
+    root: int
+
+
+class PromptReader:
+    """Turns a request into facts.
+
+    block_tokens : tokens in one block of the pool, >= 1
+    names : whose cache a model name means
+    characters_per_token : how text is sized; somebody else teaches it
+    chunks : whether text that nobody tokenises gets blocks of text, see `chunks.py`
+    """
+
+    def __init__(
+        self,
+        block_tokens: int,
+        names: ModelNames | None = None,
+        characters_per_token: CharactersPerToken | None = None,
+        *,
+        chunks: bool = False,
+    ) -> None:
+        self.block_tokens = block_tokens
+        self._names = names or ModelNames()
+        self._characters_per_token = characters_per_token or CharactersPerToken()
+        self._chunks = chunks
+
+    def facts_of(self, head: Head, body: bytes) -> RequestFacts | Refuse:
+        """Facts of one request without a tokenizer, or the refusal of a body that is not JSON."""
+        question = self.question_of(head, body)
+        if not isinstance(question, Question):
+            return question
+        ids = ids_given(question.fields)
+        return (self.by_ids(question, ids) if ids is not None else None) or self.by_length(question)
+
+    def question_of(self, head: Head, body: bytes) -> Question | RequestFacts | Refuse:
+        """What is to be answered about a request; facts at once where it runs no prefill."""
+        if classify(head.method, head.path) is not Route.GENERATE:
+            return self.without_prompt(head, model_of(body))
+        try:
+            fields = decoded(body)
+        except (ValueError, RecursionError) as exc:
+            return not_json(exc)
+        return self.question_about(head, fields)
+
+    def question_about(self, head: Head, fields: Body) -> Question | Refuse:
+        """The same for a generation whose fields are known."""
+        if fields.model is not None and not isinstance(fields.model, str):
+            return Refuse(400, "BadRequestError", "`model` must be a string", param="model")
+        model = fields.model or ""
+        base, adapter = self._names.resolve(model)
+        identity = Identity(base, adapter=adapter, salt=salt_of(fields), block_tokens=self.block_tokens)
+        return Question(head, fields, request_id_of(head), model, base, identity.root())
+
+    def by_ids(self, question: Question, ids: memoryview) -> RequestFacts | Refuse | None:
+        """Facts of a prompt given as token ids; None when they are something else after all."""
+        prompts = prompts_in(ids)
+        if prompts is None:
+            return None
+        try:
+            return self.by_tokens(question, tokenised(prompts, Wanted(question.root, self.block_tokens)), None)
+        except ValueError as exc:
+            return bad_prompt(exc)
+
+    def by_tokens(
+        self, question: Question, tokens: Tokenised, form: Form | None, *, trusted: bool = True
+    ) -> RequestFacts:
+        """Facts of a prompt whose tokens are known.
+
+        form : what the router made them of; None when the client gave them
+        trusted : whether the engine counts the same tokens; if not, they are no more than a guess of the length
+        """
+        return self._facts(
+            question,
+            chain=tokens.blocks if trusted else [],
+            prompt_tokens=tokens.tokens,
+            prompt_exact=trusted,
+            tokenised="" if form is None or tokens.prompts > 1 else form.value,
+        )
+
+    def by_length(
+        self, question: Question, size: tuple[int, bool] | None = None, *, scored: bool = True
+    ) -> RequestFacts:
+        """Facts of a prompt whose tokens are not known.
+
+        size : its characters, and whether text is all there is; looked for in the body when None
+        scored : whether it may get blocks of text
+        """
+        characters, pure = size if size is not None else size_of(question.fields)
+        tokens = self._characters_per_token.tokens_in(characters)
+        chain = self._chunks_of(question, tokens) if scored else []
+        return self._facts(
+            question,
+            chain=chain,
+            chain_of_text=bool(chain),
+            prompt_tokens=tokens,
+            prompt_exact=False,
+            prompt_characters=characters if pure else 0,
+        )
+
+    def by_count(self, question: Question, tokens: int) -> RequestFacts:
+        """Facts of a prompt of about that many token ids, which nobody read."""
+        return self._facts(question, prompt_tokens=tokens, prompt_exact=False)
+
+    def without_prompt(self, head: Head, model: str) -> RequestFacts:
+        """Facts of a request that runs no prefill."""
+        return RequestFacts(
+            request_id=request_id_of(head),
+            model=model,
+            generates=False,
+            explain=head.get(b"x-tfirst-explain") == b"1",
+            path=head.path,
+            block_tokens=self.block_tokens,
+            session=session_of(head, None),
+        )
+
+    def _chunks_of(self, question: Question, tokens: int) -> list[int]:
+        if not self._chunks:
+            return []
+        parts = text_parts(question.fields)
+        return chunk_chain(question.root, parts, block_tokens=self.block_tokens, prompt_tokens=tokens)
+
+    def _facts(
+        self,
+        question: Question,
+        *,
+        prompt_tokens: int,
+        prompt_exact: bool,
+        chain: list[int] | None = None,
+        chain_of_text: bool = False,
+        prompt_characters: int = 0,
+        tokenised: str = "",
+    ) -> RequestFacts:
+        fields, head = question.fields, question.head
+        return RequestFacts(
+            request_id=question.request_id,
+            model=question.model,
+            base_model=question.base,
+            chain=chain or [],
+            chain_of_text=chain_of_text,
+            prompt_tokens=prompt_tokens,
+            prompt_exact=prompt_exact,
+            prompt_characters=prompt_characters,
+            tokenised=tokenised,
+            max_tokens=limit_of(fields),
+            streams=fields.stream is True,
+            explain=head.get(b"x-tfirst-explain") == b"1",
+            path=head.path,
+            block_tokens=self.block_tokens,
+            session=session_of(head, fields.session_id),
+        )
+
+
+def size_of(fields: Body) -> tuple[int, bool]:
+    """Characters of text in a prompt, and whether text is all there is; a very long field counts by its length."""
+    walked = {name: view for name in PROMPT_FIELDS if len(view := fields.raw(name))}
+    long = [name for name, view in walked.items() if len(view) > LARGEST_WALK]
+    unread = sum(len(walked.pop(name)) for name in long)
+    return characters_of(walked, len(fields.raw("tools")) + unread)
+
+
+def ids_in_sample(ids: memoryview) -> int:
+    """About how many token ids a long JSON list holds, from its beginning."""
+    sample = bytes(ids[:_SAMPLE_BYTES])
+    return max(1, sample.count(b",") * len(ids) // max(1, len(sample)))
+
+
+def request_id_of(head: Head) -> str:
+    """The client's id of a request, or a new one."""
+    return text_of(head.get(b"x-request-id")) or secrets.token_hex(16)
+
+
+def session_of(head: Head, said: object) -> str | None:
+    """What names the conversation: the header, else the body's `session_id` if it is a text."""
+    name = text_of(head.get(b"x-session-id")) or (said if isinstance(said, str) else "")
+    return name if 0 < len(name) <= LONGEST_NAME else None
+
+
+def text_of(value: bytes | None) -> str:
+    """A header value as text; bytes outside ASCII are kept one to one."""
+    return "" if value is None else value.decode("latin-1").strip()
+
+
+def not_json(exc: Exception) -> Refuse:
+    return Refuse(400, "BadRequestError", f"The request body is not a JSON object: {exc}")
+
+
+def bad_prompt(exc: Exception) -> Refuse:
+    return Refuse(400, "BadRequestError", f"`prompt`: {exc}", param="prompt")

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.directory import Directory
+from router.signals.intake import FIRST_SEQ, MAX_BATCHES, BadPush, Intake, PushResult, parse_push
+from router.signals.sequence import State
+from router.signals.stream import Stream
+from router.signals.wire import Removed, Stored
+from tests.router.signals.events import BLOCK, MODEL, P, Q, chain_of, stored_map
+
+
+def body(*batches: dict[str, Any], source: str = "r1", incarnation: int = 1) -> bytes:
+    return json.dumps({"source": source, "incarnation": incarnation, "batches": list(batches)}).encode()
+
+
+def stores(seq: int, tokens: list[int], first_hash: int, parent: int | None = None) -> dict[str, Any]:
+    return {"seq": seq, "ts": 1.0, "events": [stored_map(tokens, first_hash, parent)]}
+
+
+CLEARS = {"events": [{"type": "AllBlocksCleared"}]}
+
+
+class Receiver:
+    """An intake of one publisher `r1` behind a directory of one row."""
+
+    def __init__(self) -> None:
+        self.directory = Directory(BLOCK, 1)
+        self.directory.add_source(0, MODEL, one_copy=True)
+        self.applied: list[float] = []
+        self.intake = Intake(self.stream_of)
+
+    def stream_of(self, name: str) -> Stream | None:
+        if name != "r1":
+            return None
+        return Stream(
+            name,
+            lambda batch: self.directory.apply(0, batch, 1.0),
+            lambda: self.directory.clear(0),
+            first_seq=FIRST_SEQ,
+            clock=lambda: 1.0,
+        )
+
+    def posts(self, *batches: dict[str, Any], incarnation: int = 1) -> PushResult:
+        result = self.intake.accept(parse_push(body(*batches, incarnation=incarnation), "application/json"))
+        assert result is not None
+        return result
+
+    def credit(self, tokens: list[int]) -> int:
+        return int(self.directory.match(chain_of(tokens)).hbm_blocks[0])
+
+
+def test_a_push_takes_effect_and_the_same_push_again_does_not() -> None:
+    receiver = Receiver()
+    batches = stores(1, P[:512], 1), stores(2, P[512:1024], 33, 32)
+    first = receiver.posts(*batches)
+    assert (first.applied, first.duplicates, first.state, receiver.credit(P)) == (2, 0, State.LIVE, 64)
+    again = receiver.posts(*batches, {"seq": 3, "events": [["BlockRemoved", [1], "GPU"]]})
+    assert (again.applied, again.duplicates, again.gaps, receiver.credit(P)) == (1, 2, 0, 0)
+
+
+def test_a_jump_in_the_numbers_drops_the_view_and_says_so_until_a_clear() -> None:
+    receiver = Receiver()
+    receiver.posts(stores(1, P[:512], 1))
+    result = receiver.posts(stores(5, Q[:512], 9001))
+    assert (result.gaps, result.state, receiver.credit(P), receiver.credit(Q)) == (1, State.DEGRADED, 0, 32)
+    assert receiver.posts({"seq": 6, **CLEARS}).state is State.LIVE
+
+
+def test_a_publisher_that_starts_anew_is_emptied_and_its_earlier_life_is_stale() -> None:
+    receiver = Receiver()
+    receiver.posts(stores(1, P[:512], 1), stores(2, P[512:1024], 33, 32))
+    assert receiver.posts(stores(1, Q[:512], 9001), incarnation=2).applied == 1
+    assert (receiver.credit(P), receiver.credit(Q)) == (0, 32)
+    late = receiver.posts(stores(3, P[:512], 1), incarnation=1)
+    assert (late.applied, late.stale, receiver.credit(P)) == (0, 1, 0)
+
+
+def test_an_unknown_source_is_refused_and_kept_nowhere() -> None:
+    receiver = Receiver()
+    assert receiver.intake.accept(parse_push(body(source="who"), "application/json")) is None
+    assert receiver.intake.streams == {}
+
+
+def test_hashes_are_integers_of_either_sign_or_hexadecimal_text() -> None:
+    event = stored_map(P[:32], 1, block_hashes=[-1, "0x" + "ab" * 24 + "00" * 7 + "05"], parent_block_hash="07")
+    ((_, batch),) = parse_push(
+        body({"seq": 1, "events": [event, ["BlockRemoved", ["ff"], "cpu"]]}), "application/json"
+    ).batches
+    first, second = batch.events
+    assert isinstance(first, Stored)
+    assert isinstance(second, Removed)
+    assert (first.hashes, first.parent, second.hashes, second.tier.value) == ([2**64 - 1, 5], 7, [255], "host")
+
+
+def test_msgpack_says_the_same_as_json() -> None:
+    plain = {"source": "r1", "incarnation": 1, "batches": [stores(1, P[:512], 1)]}
+    packed = parse_push(msgspec.msgpack.encode(plain), "application/msgpack")
+    assert packed == parse_push(json.dumps(plain).encode(), "application/json")
+
+
+def test_one_bad_event_never_costs_its_push() -> None:
+    events = [stored_map(P[:16], 1), {"type": "BlockRemoved", "block_hashes": ["zz"]}, 7, ["BlockRemoved", [9], "GPU"]]
+    ((_, batch),) = parse_push(body({"seq": 1, "events": events}), "application/json").batches
+    assert (batch.read, batch.bad) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "not a push"),
+        (b"[]", "not a push"),
+        (b"\xff\xfe", "not a push"),
+        (b"[" * 100_000, "not a push"),
+        (b'{"source":"r1","batches":[]}', "incarnation"),
+        (body({"seq": 0, "events": []}), "numbered from 1"),
+        (body({"seq": -1, "events": []}), "not a push"),
+        (body({"seq": 1}), "events"),
+        (body(*[{"seq": 1, "events": []}] * (MAX_BATCHES + 1)), "at most"),
+    ],
+)
+def test_a_body_that_is_no_push_is_refused_whole(raw: bytes, reason: str) -> None:
+    with pytest.raises(BadPush, match=reason):
+        parse_push(raw, "application/json")
+
+
+@given(st.lists(st.lists(st.integers(1, 8), max_size=6), max_size=6))
+def test_any_order_of_posts_leaves_what_the_rising_numbers_alone_would(posts: list[list[int]]) -> None:
+    """Repeats and late batches change nothing: only each number above all before it counts."""
+    every, rising = Receiver(), Receiver()
+    highest = 0
+    for numbers in posts:
+        every.posts(*(stores(number, P[:512], 1) if number % 2 else {"seq": number, **CLEARS} for number in numbers))
+        for number in numbers:
+            if number > highest:
+                highest = number
+                rising.posts(stores(number, P[:512], 1) if number % 2 else {"seq": number, **CLEARS})
+    assert every.credit(P) == rising.credit(P)
+    assert every.intake.streams.keys() >= rising.intake.streams.keys()

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.signals.sequence import State, Verdict
+from router.signals.stream import Stream
+from router.signals.wire import Batch
+from tests.router.signals.events import CLEAR, P, batch, payload, stored, stored_map
+
+
+class Kept:
+    """A stream whose effect is the list of batch times since it was last cleared."""
+
+    def __init__(self, first_seq: int = 0) -> None:
+        self.held: list[float] = []
+        self.now_s = 0.0
+        self.stream = Stream("a", self.apply, self.held.clear, first_seq=first_seq, clock=lambda: self.now_s)
+
+    def apply(self, batch: Batch) -> None:
+        if batch.ts_s == 13.0:
+            raise RuntimeError("poison")
+        self.held.append(batch.ts_s)
+
+    def hears(self, seq: int, ts_s: float | None = None, *, clears: bool = False) -> Verdict:
+        events = [CLEAR] if clears else [stored(P[:16], 1)]
+        return self.stream.heard(seq, Batch(ts_s=float(seq) if ts_s is None else ts_s, events=list(events)))
+
+
+def test_batches_in_order_take_effect_and_date_the_source() -> None:
+    kept = Kept()
+    kept.now_s = 5.0
+    assert [kept.hears(seq) for seq in range(3)] == [Verdict.APPLY] * 3
+    assert (kept.held, kept.stream.sequence.last_event_s, kept.stream.counts.batches) == ([0.0, 1.0, 2.0], 5.0, 3)
+
+
+def test_a_gap_that_nothing_fills_drops_the_view_until_the_source_clears_itself() -> None:
+    kept = Kept()
+    for seq in (0, 1, 5, 6):
+        kept.hears(seq)
+    assert (kept.held, kept.stream.sequence.state) == ([5.0, 6.0], State.DEGRADED)
+    assert (kept.stream.sequence.gap_batches, kept.stream.counts.unreplayable) == (3, 1)
+    kept.hears(7, clears=True)
+    assert kept.stream.sequence.state is State.LIVE
+
+
+def test_numbers_that_start_again_are_a_new_process() -> None:
+    kept = Kept()
+    for seq in range(4):
+        kept.hears(seq)
+    kept.hears(0, 10.0)
+    assert (kept.held, kept.stream.sequence.restarts, kept.stream.sequence.state) == ([10.0], 1, State.LIVE)
+
+
+def test_a_new_process_heard_late_is_degraded() -> None:
+    kept = Kept()
+    for seq in range(4):
+        kept.hears(seq)
+    kept.hears(2, 10.0)
+    assert (kept.held, kept.stream.sequence.state) == ([10.0], State.DEGRADED)
+
+
+def test_a_batch_that_cannot_be_read_or_applied_drops_the_view_and_the_next_ones_count() -> None:
+    kept = Kept()
+    kept.hears(0)
+    assert kept.stream.decoded(b"\xc1") is None
+    kept.stream.heard(1, None)
+    assert (kept.held, kept.stream.sequence.state) == ([], State.DEGRADED)
+    kept.hears(2)
+    kept.hears(3, 13.0)
+    assert (kept.held, kept.stream.counts.errors) == ([], 1)
+    kept.hears(4, 14.0)
+    assert (kept.held, kept.stream.sequence.last) == ([14.0], 4)
+
+
+def test_what_the_decoder_passes_over_is_counted() -> None:
+    kept = Kept()
+    strange = stored_map(P[:16], 1, medium="TAPE"), ["BlockRemoved", 5], ["AllBlocksCleared", "new"]
+    kept.stream.decoded(payload(*strange))
+    counts = kept.stream.counts
+    assert (counts.unknown_events, counts.bad_events, counts.extra_fields) == (1, 1, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40))
+def test_whatever_the_numbers_the_view_is_never_more_than_one_process_said_without_a_gap(
+    heard: list[tuple[int, bool]],
+) -> None:
+    """What is held after any sequence of numbers is a run of batches that followed one another."""
+    kept = Kept()
+    numbers: list[int] = []
+    for at, (seq, clears) in enumerate(heard):
+        numbers.append(seq)
+        kept.hears(seq, 100.0 + at, clears=clears)
+    held = [numbers[int(ts_s - 100.0)] for ts_s in kept.held]
+    assert held == [held[0] + place for place in range(len(held))]
+    if kept.stream.sequence.state is State.LIVE:
+        cleared = any(heard[int(ts_s - 100.0)][1] for ts_s in kept.held)
+        assert held[0] == 0 or cleared, "a whole view starts at the first batch, or at a clear"
+
+
+def test_a_source_that_was_never_heard_is_not_cleared_for_nothing() -> None:
+    cleared: list[int] = []
+    stream = Stream("a", lambda batch: None, lambda: cleared.append(1), first_seq=0, clock=lambda: 0.0)
+    stream.heard(900, batch(stored(P[:16], 1)))
+    assert (cleared, stream.sequence.state) == ([], State.DEGRADED)

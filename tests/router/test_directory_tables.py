@@ -1,0 +1,181 @@
+"""The table and the index against dictionaries and sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimators.tiers import Tier
+from router import blocks_table
+from router.blocks_table import BlockTable
+from router.chain_index import ChainIndex, as_hashes
+
+# Few keys that share their low bits, so that buckets fill up; 0 is the key that marks a free place.
+KEYS = st.one_of(
+    st.integers(0, 60),
+    st.integers(0, 40).map(lambda n: n << 16),
+    st.integers(0, 2**64 - 1).filter(lambda key: key != blocks_table._ZERO),  # the number 0 is kept under
+)
+STEPS = st.lists(st.tuples(st.sampled_from(["one", "many", "drop", "drop many"]), st.lists(KEYS, max_size=70)))
+
+
+def check(table: BlockTable, model: dict[int, int]) -> None:
+    assert len(table) == len(model)
+    assert set(table.keys().tolist()) == model.keys()
+    asked = [*model, 61, 2**63 + 5]
+    positions = table.find_many(as_hashes(asked)).tolist()
+    assert positions == [table.find(key) for key in asked]
+    for key, position in zip(asked, positions, strict=True):
+        assert (position >= 0) == (key in model)
+        assert position < 0 or table.views[0][position] == model[key]
+    assert len({position for position in positions if position >= 0}) == len(model)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_a_table_is_a_dictionary(steps: list[tuple[str, list[int]]]) -> None:
+    table, model = BlockTable(np.uint64, np.uint8), dict[int, int]()
+    for value, (kind, keys) in enumerate(steps, 1):
+        if kind == "one":
+            for key in keys:
+                position = table.insert(key)
+                assert (position < 0) == (key not in model)
+                table.views[0][~position if position < 0 else position] = value
+                model[key] = value
+        elif kind == "many":
+            new = list(dict.fromkeys(key for key in keys if key not in model))
+            positions = table.insert_many(as_hashes(new))
+            assert not table.columns[0][positions].any()  # a new key starts with zeros
+            table.columns[0][positions] = value
+            model.update(dict.fromkeys(new, value))
+        else:
+            held = list(dict.fromkeys(key for key in [*keys, *list(model)[:9]] if key in model))
+            if kind == "drop":
+                for key in held:
+                    table.remove(table.find(key))
+            else:
+                table.remove_many(table.find_many(as_hashes(held)))
+            for key in held:
+                del model[key]
+        check(table, model)
+
+
+def test_columns_keep_their_values_while_the_table_grows_and_shrinks() -> None:
+    table, chance = BlockTable(np.uint64, np.uint32), np.random.default_rng(4)
+    keys = np.unique(chance.integers(0, 2**64, 5000, dtype=np.uint64))
+    for start in range(0, len(keys), 611):
+        positions = table.insert_many(keys[start : start + 611])
+        table.columns[0][positions] = keys[start : start + 611] >> np.uint64(1)
+    late = table.add_column(np.uint16)
+    table.columns[late][table.find_many(keys)] = (keys & np.uint64(0xFFFF)).astype(np.uint16)
+    table.remove_many(table.find_many(keys[::2]))
+    left = keys[1::2]
+    positions = table.find_many(left)
+    assert (table.columns[0][positions] == left >> np.uint64(1)).all()
+    assert (table.columns[late][positions] == left & np.uint64(0xFFFF)).all()
+    assert sorted(table.where(late, int(left[7] & np.uint64(0xFFFF))).tolist()) == sorted(
+        positions[left & np.uint64(0xFFFF) == left[7] & np.uint64(0xFFFF)].tolist()
+    )
+    assert table.nbytes > 0
+    table.clear()
+    assert (len(table), table.find(int(left[0]))) == (0, -1)
+
+
+def test_what_comes_and_goes_takes_no_more_memory() -> None:
+    table, chance = BlockTable(np.uint64, np.uint32), np.random.default_rng(4)
+    window: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
+    sizes = []
+    for _ in range(60):
+        window.append(chance.integers(0, 2**64, 500, dtype=np.uint64))
+        table.insert_many(window[-1])
+        if len(window) > 8:
+            table.remove_many(table.find_many(window.pop(0)))
+            sizes.append(table.nbytes)
+    assert max(sizes) <= 1.1 * min(sizes)
+
+
+# The index
+
+HOLDERS = 70  # more than one column of bits
+ADDS = st.lists(
+    st.tuples(st.integers(0, HOLDERS - 1), st.integers(0, 7), st.sampled_from([Tier.HBM, Tier.HOST])), max_size=60
+)
+
+
+def leading(index: ChainIndex, tier: Tier, chain: list[int]) -> list[int]:
+    return [int(count) for count in index.leading(tier, index.positions(chain))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(ADDS, st.lists(st.integers(0, 100), max_size=40), st.booleans())
+def test_the_index_finds_the_prefix_a_walk_finds(
+    adds: list[tuple[int, int, Tier]], drops: list[int], one_by_one: bool
+) -> None:
+    index, model = ChainIndex(HOLDERS, most=1), Counter[tuple[int, int, Tier]]()
+    chain = [10 + block for block in range(8)]
+    for tier in (Tier.HBM, Tier.HOST):
+        those = [(holder, chain[block]) for holder, block, of in adds if of is tier]
+        for holder, block in those:
+            model[holder, block, tier] += 1
+            if one_by_one:
+                index.add(tier, holder, block, block + 1)
+        if not one_by_one and those:
+            holders, blocks = (np.array(column, dtype=np.uint64) for column in zip(*those, strict=True))
+            index.add_many(tier, holders.astype(np.uint32), blocks, blocks + np.uint64(1))
+    held = [add for add, count in model.items() for _ in range(count)]
+    gone = [held[drop % len(held)] for drop in drops] if held else []
+    for tier in (Tier.HBM, Tier.HOST):
+        those = [(holder, block) for holder, block, of in Counter(gone) & model if of is tier]
+        if one_by_one:
+            for holder, block in those:
+                index.discard(tier, holder, block)
+        elif those:
+            holders, blocks = (np.array(column, dtype=np.uint64) for column in zip(*those, strict=True))
+            index.discard_many(tier, holders.astype(np.uint32), blocks)
+        for holder, block in those:
+            model[holder, block, tier] -= 1
+    for tier in (Tier.HBM, Tier.HOST):
+        want = []
+        for holder in range(HOLDERS):
+            count = 0
+            while count < 8 and model[holder, chain[count], tier] > 0:
+                count += 1
+            want.append(count)
+        assert leading(index, tier, chain) == want
+        somebody = {block for (_holder, block, of), count in model.items() if of is tier and count > 0}
+        assert index.blocks[tier] == len(somebody)
+        together = next((depth for depth, block in enumerate(chain) if block not in somebody), 8)
+        assert index.leading_any(tier, index.positions(chain)) == together
+    both = (Tier.HBM, Tier.HOST)
+    for holder, count in enumerate(index.leading_together(both, index.positions(chain)).tolist()):
+        there = [any(model[holder, block, tier] > 0 for tier in both) for block in chain]
+        assert count == (there.index(False) if False in there else 8)
+    assert [index.has_any(tier) for tier in both] == [index.blocks[tier] > 0 for tier in both]
+    assert set(index.blocks_held()) == {block for (_h, block, _t), count in model.items() if count > 0}
+
+
+def test_a_long_chain_is_found_to_its_end_wherever_it_ends() -> None:
+    index, chain = ChainIndex(2, most=1), list(range(1, 5001))
+    blocks = as_hashes(chain)
+    index.add_many(Tier.HBM, np.zeros(5000, dtype=np.uint32), blocks, blocks)
+    for end in (1, 511, 512, 513, 2500, 4999):
+        index.add_many(Tier.HOST, np.ones(end, dtype=np.uint32), blocks[:end], blocks[:end])
+        assert leading(index, Tier.HOST, chain) == [0, end]
+        assert leading(index, Tier.HBM, [*chain[:end], *range(10**6, 10**6 + 5000 - end)]) == [end, 0]
+        index.discard_many(Tier.HOST, np.ones(end, dtype=np.uint32), blocks[:end])
+    index.discard(Tier.HBM, 0, 3)
+    assert leading(index, Tier.HBM, chain) == [2, 0]
+    assert leading(index, Tier.HBM, []) == [0, 0]
+
+
+def test_arrays_and_lists_of_hashes_give_the_same() -> None:
+    index = ChainIndex(1, most=1)
+    for block in (5, 2**64 - 1):
+        index.add(Tier.HBM, 0, block, 7)
+    chain = [5, 2**64 - 1, 6]
+    assert leading(index, Tier.HBM, chain) == [2]
+    assert index.leading(Tier.HBM, index.positions(np.array(chain, dtype=np.uint64))).tolist() == [2]
+    assert (index.engine_hash(5), index.engine_hash(6)) == (7, None)

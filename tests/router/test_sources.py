@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from router.directory import Directory
+from router.errors import ConfigError
+from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
+from router.signals.load import Load
+from router.signals.sequence import State
+from router.signals.states import Carrier
+from router.sources import EventSources
+from tests.router.signals.events import BLOCK, MODEL, P, Q, chain_of, payload, stored_map
+from tests.router.signals.publisher import Publisher, payload_of_rank, until
+
+NOWHERE = "tcp://127.0.0.1:1"  # nothing ever listens there
+
+
+def a_replica(
+    name: str, *, url: str | None = None, events: str | None = None, replay: str | None = None
+) -> ReplicaSpec:
+    return ReplicaSpec(name=name, url=url or f"http://127.0.0.1:1/{name}", events=events, replay=replay)
+
+
+def a_fleet(*replicas: ReplicaSpec, store_events: str | None = None) -> Fleet:
+    store = StoreSpec(network="n", host="n", events=store_events)
+    return Fleet(replicas=list(replicas), links={"n": LinkSpec(gb_s=1.0)}, store=store)
+
+
+class Following:
+    """Event sources and the directory behind them."""
+
+    def __init__(self, sources: EventSources, directory: Directory) -> None:
+        self.sources = sources
+        self.directory = directory
+
+    def credit(self, tokens: list[int], *, model: str = MODEL) -> list[int]:
+        return [int(blocks) for blocks in self.directory.match(chain_of(tokens, model=model)).hbm_blocks]
+
+    def states(self) -> dict[str, State]:
+        return {report.name: report.state for report in self.sources.reports()}
+
+
+@asynccontextmanager
+async def following(
+    fleet: Fleet,
+    *,
+    grace_s: float = 30.0,
+    up: bool = True,
+    on_pushed_load: Callable[[int, Load, float], object] | None = None,
+) -> AsyncIterator[Following]:
+    directory = Directory(BLOCK, len(fleet.replicas))
+    async with aiohttp.ClientSession() as session:
+        clock = asyncio.get_running_loop().time
+        sources = EventSources(fleet, directory, session, clock, on_pushed_load=on_pushed_load, grace_s=grace_s)
+        try:
+            sources.follow_store()
+            for row in range(len(fleet.replicas)) if up else ():
+                sources.replica_up(row, MODEL)
+            yield Following(sources, directory)
+        finally:
+            await sources.stop()
+
+
+@asynccontextmanager
+async def an_endpoint(
+    sources: dict[str, Any], path: str = "/kv_event_sources", *, asked: list[str] | None = None
+) -> AsyncIterator[str]:
+    """An engine that names its event sources at `path`, and notes what else it is asked."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if asked is not None:
+            asked.append(request.path)
+        return web.json_response(sources) if request.path == path else web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+async def test_sources_that_are_missing_are_named_once_each_and_recover_without_a_restart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Publisher() as late:
+        pass  # its port is free again until it starts
+    async with Publisher() as good, Publisher(topic=b"other") as silent:
+        fleet = a_fleet(
+            a_replica("a", events=good.events),
+            a_replica("b", events=late.events),
+            a_replica("c", events=silent.events),
+        )
+        async with following(fleet, grace_s=0.05) as found:
+            for name in ("a", "b", "c"):
+                found.sources.served(name)
+            await good.subscribed()
+            await silent.subscribed()
+            await good.publish(0, payload(stored_map(P, 1)))
+            with caplog.at_level(logging.WARNING):
+                await until(lambda: len(warned(caplog)) == 2)
+            assert found.states() == {"a": State.LIVE, "b": State.NEVER_CONNECTED, "c": State.SILENT}
+            assert sorted(warned(caplog)) == ["b", "c"]
+            async with Publisher(port=late.port) as started:
+                await until(lambda: found.states()["b"] is State.SILENT)
+                await started.publish(0, payload(stored_map(Q, 9001)))
+                await until(lambda: found.credit(Q) == [0, 256, 0])
+                assert found.credit(P) == [256, 0, 0]
+                assert found.states()["b"] is State.LIVE
+            assert sorted(warned(caplog)) == ["b", "c"], "one warning for each, not one each second"
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage()[0] for record in caplog.records if "told nothing of its cache" in record.getMessage()]
+
+
+async def test_ranks_of_one_url_follow_their_own_ports_and_feed_their_own_rows() -> None:
+    async with Publisher(topic=b"kv@a@m1") as rank_0, Publisher(topic=b"kv@a@m1") as rank_1:
+        first = a_replica("a0", url="http://127.0.0.1:1", events=rank_0.events)
+        second = a_replica("a1", url="http://127.0.0.1:1", events=rank_1.events)
+        async with following(a_fleet(first, second)) as found:
+            for rank, tokens in ((rank_0, P), (rank_1, Q)):
+                await rank.subscribed()
+                await rank.publish(0, payload(stored_map(tokens, 1)))
+            await until(lambda: (found.credit(P), found.credit(Q)) == ([256, 0], [0, 256]))
+            await rank_1.publish(1, payload(["AllBlocksCleared"]))
+            await until(lambda: found.credit(Q) == [0, 0])
+            assert found.credit(P) == [256, 0]
+            await rank_0.publish(0, payload(stored_map(Q[:16], 9001), ts_s=2.0))  # it starts anew
+            await until(lambda: found.credit(P) == [0, 0])
+            reports = {report.name: report.counts for report in found.sources.reports()}
+            assert (reports["a0"]["restarts"], reports["a1"]["restarts"], reports["a1"]["gaps"]) == (1, 0, 0)
+
+
+async def test_ranks_that_an_endpoint_names_are_given_to_its_rows_in_order() -> None:
+    async with Publisher() as rank_0, Publisher() as rank_1:
+        named = {
+            str(rank): {"publisher": "zmq", "endpoint": f"tcp://*:{at.port}", "replay_endpoint": None, "topic": ""}
+            for rank, at in enumerate((rank_0, rank_1))
+        }
+        async with an_endpoint(named) as url:
+            fleet = a_fleet(a_replica("a0", url=url), a_replica("a1", url=url))
+            async with following(fleet) as found:
+                for rank, tokens in ((rank_0, P), (rank_1, Q)):
+                    await rank.subscribed()
+                    await rank.publish(0, payload(stored_map(tokens, 1)))
+                await until(lambda: (found.credit(P), found.credit(Q)) == ([256, 0], [0, 256]))
+
+
+async def test_load_sockets_that_an_endpoint_names_are_listened_to_for_the_rows_of_its_ranks() -> None:
+    loads: list[tuple[int, float | None]] = []
+    context = zmq.asyncio.Context()
+    try:
+        ranks = [context.socket(zmq.XPUB) for _ in range(2)]
+        base = consecutive_ports(ranks)
+        named = {
+            "publisher": "zmq",
+            "endpoint_host": "*",
+            "endpoint_port_base": 1,
+            "dp_size": 2,
+            "load_endpoint_port_base": base,
+            "load_topic": "load",
+        }
+        async with an_endpoint({"kv_events": named}, "/server_info") as url:
+            fleet = a_fleet(a_replica("a0", url=url), a_replica("a1", url=url))
+            async with following(
+                fleet, on_pushed_load=lambda row, load, now_s: loads.append((row, load.running))
+            ) as found:
+                for rank, socket in enumerate(ranks):
+                    await asyncio.wait_for(socket.recv(), 5)
+                    stat = msgspec.msgpack.encode(["LoadStat", 5 + rank, 0, 10, 100, rank])
+                    await socket.send_multipart([b"load", bytes(8), stat])
+                await until(lambda: len(loads) == 2)
+                assert found.sources.subscribers["a1"].source.one_copy
+    finally:
+        context.destroy(linger=0)
+    assert sorted(loads) == [(0, 5), (1, 6)]
+
+
+def consecutive_ports(sockets: list[zmq.asyncio.Socket]) -> int:
+    """Bind the sockets to ports that follow one another; the first of them."""
+    for _ in range(50):
+        base = sockets[0].bind_to_random_port("tcp://127.0.0.1")
+        try:
+            for place, socket in enumerate(sockets[1:], start=1):
+                socket.bind(f"tcp://127.0.0.1:{base + place}")
+        except zmq.ZMQError:
+            sockets[0].unbind(f"tcp://127.0.0.1:{base}")
+        else:
+            return int(base)
+    raise AssertionError("no ports that follow one another are free")
+
+
+async def test_more_ranks_than_rows_are_not_credited_to_one_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    entry = {"publisher": "zmq", "endpoint": NOWHERE, "replay_endpoint": None, "topic": ""}
+    async with an_endpoint({"0": entry, "1": entry}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: "list it once for each rank" in caplog.text)
+        assert (found.sources.subscribers, found.states()["a"]) == ({}, State.NEVER_CONNECTED)
+
+
+async def test_a_rank_without_an_address_of_its_own_listens_one_port_higher() -> None:
+    fleet = a_fleet(
+        a_replica("a0", url="http://h:1", events="tcp://127.0.0.1:7001", replay="tcp://127.0.0.1:7101"),
+        a_replica("a1", url="http://h:1"),
+    )
+    async with following(fleet) as found:
+        source = found.sources.subscribers["a1"].source
+        assert (source.events, source.replay) == ("tcp://127.0.0.1:7002", "tcp://127.0.0.1:7102")
+
+
+async def test_an_address_without_a_port_cannot_be_shared_by_ranks() -> None:
+    fleet = a_fleet(a_replica("a0", url="http://h:1", events="ipc:///tmp/x"), a_replica("a1", url="http://h:1"))
+    with pytest.raises(ConfigError, match="no port for rank 1"):
+        async with following(fleet):
+            pass
+
+
+async def test_replicas_that_name_one_address_share_its_socket_by_rank() -> None:
+    context = zmq.asyncio.Context()
+    pub = context.socket(zmq.XPUB)
+    address = f"tcp://127.0.0.1:{pub.bind_to_random_port('tcp://127.0.0.1')}"
+    try:
+        fleet = a_fleet(
+            a_replica("a0", url="http://h:1", events=address), a_replica("a1", url="http://h:1", events=address)
+        )
+        async with following(fleet) as found:
+            await asyncio.wait_for(pub.recv(), 5)
+            for rank, tokens in enumerate((P, Q)):
+                events = payload_of_rank(rank, stored_map(tokens, 1))
+                await pub.send_multipart([b"kv-events", bytes(8), events])
+            await until(lambda: (found.credit(P), found.credit(Q)) == ([256, 0], [0, 256]))
+            assert {report.carrier for report in found.sources.reports()} == {Carrier.SHARED}
+            assert set(found.states().values()) == {State.LIVE}
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_a_replica_that_serves_another_model_holds_nothing_of_the_old_one() -> None:
+    async with Publisher() as engine, following(a_fleet(a_replica("a", events=engine.events))) as found:
+        await engine.subscribed()
+        await engine.publish(0, payload(stored_map(P, 1)))
+        await until(lambda: found.credit(P) == [256])
+        found.sources.replica_up(0, "m2")
+        assert (found.credit(P), found.credit(P, model="m2")) == ([0], [0])
+        await engine.publish(1, payload(stored_map(P, 1)))
+        await until(lambda: found.credit(P, model="m2") == [256])
+
+
+# What is guessed
+
+
+async def test_a_replica_that_names_no_source_is_credited_with_what_it_was_sent_as_far_as_it_has_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        assert caplog.text.count("names no source of cache events") == 1
+        found.directory.sent(0, chain_of(P), 1.0)
+        assert found.credit(P) == [256]
+        assert found.directory.match(chain_of(P)).approximate.tolist() == [True]
+        found.sources.capacity_reported(0, 100)
+        assert found.credit(P) == [100]
+        found.sources.replica_up(0, "m2")
+        assert (found.sources.is_guessed(0), found.credit(P)) == (True, [0])
+
+
+async def test_what_is_announced_takes_the_place_of_what_was_guessed() -> None:
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        found.directory.sent(0, chain_of(P), 1.0)
+        assert found.sources.pushed(a_push("a", tokens=Q), "application/json")[0] == 200
+        assert not found.sources.is_guessed(0)
+        assert (found.credit(P), found.credit(Q)) == ([0], [256])
+
+
+async def test_where_a_store_is_followed_nothing_is_guessed_since_only_sources_explain_its_hashes() -> None:
+    asked: list[str] = []
+    async with an_endpoint({}, asked=asked) as url:
+        fleet = a_fleet(a_replica("a", url=url), store_events=NOWHERE)
+        async with following(fleet) as found, aiohttp.ClientSession() as session:
+            await until(lambda: "/server_info" in asked)
+            async with session.get(url):  # the router has had its answer by the time of this one
+                assert not found.sources.is_guessed(0)
+
+
+async def test_a_store_that_posts_is_understood_although_no_replica_names_a_source() -> None:
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        assert found.sources.pushed(a_push("store"), "application/json")[0] == 200
+        assert found.directory.match(chain_of(P)).store_blocks == 256
+
+
+# What is posted
+
+
+def a_push(source: str, *, seq: int = 1, tokens: list[int] = P) -> bytes:
+    return msgspec.json.encode(
+        {"source": source, "incarnation": 1, "batches": [{"seq": seq, "events": [stored_map(tokens, 1)]}]}
+    )
+
+
+async def test_a_sidecar_may_post_what_its_replica_holds() -> None:
+    async with following(a_fleet(a_replica("a"), a_replica("b"))) as found:
+        status, answer = found.sources.pushed(a_push("b"), "application/json")
+        assert (status, answer["applied"], answer["state"]) == (200, 1, "live")
+        assert found.sources.pushed(a_push("b"), "application/json")[1]["duplicates"] == 1
+        assert found.credit(P) == [0, 256]
+        (report,) = (report for report in found.sources.reports() if report.name == "b")
+        assert (report.carrier, report.state) == (Carrier.HTTP, State.LIVE)
+
+
+async def test_a_store_may_post_and_its_blocks_are_everybodys() -> None:
+    async with following(a_fleet(a_replica("a"))) as found:
+        status, _ = found.sources.pushed(a_push("store"), "application/json")
+        assert (status, found.directory.match(chain_of(P)).store_blocks) == (200, 256)
+        assert found.states()["store"] is State.LIVE
+
+
+async def test_a_push_that_cannot_be_taken_says_why_and_changes_nothing() -> None:
+    async with Publisher() as engine:
+        fleet = a_fleet(a_replica("a", events=engine.events), a_replica("b"), store_events=NOWHERE)
+        async with following(fleet, up=False) as found:
+            statuses = [
+                found.sources.pushed(body, "application/json")[0]
+                for body in (b"{", a_push("who"), a_push("a"), a_push("b"), a_push("store"))
+            ]
+            assert statuses == [422, 404, 409, 503, 409]
+            found.sources.replica_up(1, MODEL)
+            assert found.sources.pushed(a_push("b"), "application/json")[0] == 200
