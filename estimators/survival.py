@@ -35,6 +35,7 @@ PRIOR_EVICTIONS = 0.1  # Gamma shape of each hazard; its rate is this times the 
 BAND_STARTS_S = (0.0, 2.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0)
 BAND_ENDS_S = (*BAND_STARTS_S[1:], inf)
 BANDS = len(BAND_STARTS_S)
+BAND_TIMES_S = tuple(zip(BAND_STARTS_S, BAND_ENDS_S, strict=True))
 
 # Ages the curve is tabulated at, two an octave to 36 h; an age in between reads the older one, any beyond the last.
 AGES_S: Array = 0.0625 * 2.0 ** (np.arange(43) / 2.0)
@@ -123,15 +124,17 @@ class SurvivalCurve:
         counts[FALSE] += per_miss * (1.0 - truth)
         counts[HITS] += hit
         counts[MISSES] += missed
-        for band, ((_, time_s), gone) in enumerate(zip(bands, evicted, strict=True)):
+        eviction, exposure, prior_rate_s = EVICTIONS.start, EXPOSURE_S.start, self._prior_rate_s
+        for (_, time_s), gone in zip(bands, evicted, strict=True):
             blame = per_miss * gone
             passed_on -= blame
             # When in the band it went: half-way, or after a mean lifetime where that is sooner.
-            lifetime_s = (counts[EXPOSURE_S.start + band] + self._prior_rate_s) / (
-                counts[EVICTIONS.start + band] + PRIOR_EVICTIONS
-            )
-            counts[EVICTIONS.start + band] += blame
-            counts[EXPOSURE_S.start + band] += passed_on * time_s + blame * min(time_s / 2.0, lifetime_s)
+            lifetime_s = (counts[exposure] + prior_rate_s) / (counts[eviction] + PRIOR_EVICTIONS)
+            went_s = time_s / 2.0 if time_s / 2.0 < lifetime_s else lifetime_s
+            counts[eviction] += blame
+            counts[exposure] += passed_on * time_s + blame * went_s
+            eviction += 1
+            exposure += 1
         self.seen += weight
         if max(suspicions) >= ALARM:
             self._forget_before(self._watches[suspicions.index(max(suspicions))])
@@ -173,15 +176,16 @@ class SurvivalCurve:
     def _bands(self, age_s: float) -> list[tuple[float, float]]:
         """(probability to pass it, seconds in it) for each band that a copy of this age has entered."""
         age_s = min(age_s, OLDEST_S)
-        bands = []
-        for start_s, end_s, evictions, exposure_s in zip(
-            BAND_STARTS_S, BAND_ENDS_S, self._counts[EVICTIONS], self._counts[EXPOSURE_S], strict=True
-        ):
+        counts, prior_rate_s, bands = self._counts, self._prior_rate_s, []
+        eviction, exposure = EVICTIONS.start, EXPOSURE_S.start
+        for start_s, end_s in BAND_TIMES_S:
             if age_s <= start_s:
                 break
-            time_s = min(age_s, end_s) - start_s
-            rate_s = exposure_s + self._prior_rate_s
-            bands.append((exp(-(evictions + PRIOR_EVICTIONS) * log1p(time_s / rate_s)), time_s))
+            time_s = (age_s if age_s < end_s else end_s) - start_s
+            shape, rate_s = counts[eviction] + PRIOR_EVICTIONS, counts[exposure] + prior_rate_s
+            bands.append((exp(-shape * log1p(time_s / rate_s)), time_s))
+            eviction += 1
+            exposure += 1
         return bands
 
     def _forget_before(self, alarmed: _Watch) -> None:

@@ -131,6 +131,7 @@ class Ledger:
         self._read_tokens = read_tokens
         # Ordered dictionaries: the first of a plain one takes ever longer to find when firsts are deleted.
         self._waiting: list[OrderedDict[Booking, None]] = [OrderedDict() for _ in range(view.rows)]
+        self._silent = 0  # of those, not streamed: only they end unseen
 
     def place(
         self,
@@ -168,6 +169,7 @@ class Ledger:
         if request.generates:
             waiting = self._waiting[row]
             waiting[booking] = None
+            self._silent += not request.streams
             if len(waiting) == 1:
                 self._serve(booking, now_s, seen=True)
             else:
@@ -197,7 +199,9 @@ class Ledger:
 
     def settle(self, now_s: float) -> None:
         """Let time pass: a request that is not streamed shows no first token, so its prefill ends as expected."""
-        for row in np.flatnonzero(self._view.head_ends_s <= now_s):
+        if not self._silent:
+            return
+        for row in np.flatnonzero(self._view.head_ends_s <= now_s).tolist():
             while (head := next(iter(self._waiting[row]), None)) is not None:
                 ends_s = float(self._view.head_ends_s[row])
                 if head.request.streams or ends_s > now_s:
@@ -206,6 +210,8 @@ class Ledger:
 
     def next_settled_s(self) -> float | None:
         """When `settle` has something to do; None while nothing but streams is in service."""
+        if not self._silent:
+            return None
         ends_s = [
             float(self._view.head_ends_s[row])
             for row, waiting in enumerate(self._waiting)
@@ -233,6 +239,7 @@ class Ledger:
         waiting = self._waiting[row]
         was_head = not isnan(booking.starts_at_s)
         del waiting[booking]
+        self._silent -= not booking.request.streams
         if not was_head:
             self._add_behind(booking, -1)
             return

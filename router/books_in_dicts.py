@@ -7,6 +7,7 @@ Valid     some ten thousand keys, as small fleets and replays have; beyond it se
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -47,6 +48,11 @@ class DictIndex:
     def add(self, tier: Tier, bit: int, blocks: Mapping[int, int]) -> None:
         """The holder of `bit` announced these blocks, by engine hash."""
         masks, keys = self._masks[tier], self._keys
+        its = blocks.values()
+        if masks.keys().isdisjoint(its) and len(fresh := dict.fromkeys(its, bit)) == len(blocks):  # new to all
+            masks.update(fresh)
+            keys.update(zip(its, blocks, strict=True))
+            return
         for key, block in blocks.items():
             mask = masks.get(block)
             keys[block] = key
@@ -58,10 +64,16 @@ class DictIndex:
             else:
                 masks[block] = mask | bit
 
-    def discard(self, tier: Tier, bit: int, blocks: Iterable[int]) -> None:
+    def discard(self, tier: Tier, bit: int, blocks: Sequence[int]) -> None:
         """Of each block, one of the engine hashes behind `bit` is gone."""
         masks = self._masks[tier]
         elsewhere = [others for others in self._masks.values() if others and others is not masks]
+        if not self._again and list(map(masks.get, blocks)).count(bit) == len(blocks):  # nobody else has one
+            deque(map(masks.__delitem__, blocks), maxlen=0)
+            for others in elsewhere:
+                blocks = [block for block in blocks if block not in others]
+            deque(map(self._keys.__delitem__, blocks), maxlen=0)
+            return
         for block in blocks:
             if self._again and self._once_less((tier, bit, block)):
                 continue
@@ -144,6 +156,10 @@ class DictIndex:
         """Engine hash under which the block was announced last; None when nobody holds it."""
         return self._keys.get(block)
 
+    def engine_hashes(self, blocks: Iterable[int]) -> list[int | None]:
+        """As `engine_hash`, of each block."""
+        return list(map(self._keys.get, blocks))
+
     def blocks_held(self) -> list[int]:
         """All blocks with a holder in any tier."""
         return list(self._keys)
@@ -213,28 +229,22 @@ class InDicts:
 
     def used(self, claims: Claims, hashes: Sequence[int], now_s: float) -> None:
         """These leading blocks of a chain were used at `now_s`."""
-        book, ticks = self._books[claims], ticks_of(now_s)
-        for block in hashes:
-            key = self.index.engine_hash(block)
-            if key is not None and book.blocks.get(key) == block:
-                book.ticks[key] = ticks
+        book, known = self._books[claims], self._books[claims].blocks
+        keys = zip(self.index.engine_hashes(hashes), hashes, strict=True)
+        its = [key for key, block in keys if key is not None and known.get(key) == block]
+        book.ticks.update(dict.fromkeys(its, ticks_of(now_s)))
 
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None:
         """One more copy of each block, for each publisher, at the time of its last batch."""
         for claims, blocks, adapter in told:
-            book, one_copy = self._books[claims], claims.one_copy
-            known, copies, new = book.blocks, book.copies[tier], {}
-            for key, block in blocks.items():
-                if known.setdefault(key, block) != block:
-                    self._forget(book, key)
-                    known[key] = block
-                    done.conflicts += 1
-                count = copies.get(key)
-                if count is None:
-                    copies[key] = 1
-                    new[key] = block
-                elif not one_copy:
-                    copies[key] = count + 1
+            book = self._books[claims]
+            known, copies = book.blocks, book.copies[tier]
+            new: Mapping[int, int] = blocks
+            if known.keys().isdisjoint(blocks):  # the rule, and a third of the cost
+                known.update(blocks)
+                copies.update(dict.fromkeys(blocks, 1))
+            else:
+                new = self._hold_again(tier, claims, blocks, done)
             self.index.add(tier, book.bit, new)
             book.ticks.update(dict.fromkeys(blocks, ticks_of(claims.last_event_s)))
             if adapter:
@@ -242,35 +252,72 @@ class InDicts:
             self._held += len(known) - claims.held
             claims.held = len(known)
 
+    def _hold_again(self, tier: Tier, claims: Claims, blocks: Mapping[int, int], done: Applied) -> dict[int, int]:
+        """Keys of which some are known. Returns those that this publisher did not have in `tier`."""
+        book, one_copy = self._books[claims], claims.one_copy
+        known, copies, new = book.blocks, book.copies[tier], {}
+        for key, block in blocks.items():
+            if known.setdefault(key, block) != block:
+                self._forget(book, key)
+                known[key] = block
+                done.conflicts += 1
+            count = copies.get(key)
+            if count is None:
+                copies[key] = 1
+                new[key] = block
+            elif not one_copy:
+                copies[key] = count + 1
+        return new
+
     def release(self, tier: Tier, told: Sequence[tuple[Claims, list[int]]], done: Applied) -> list[dict[int, int]]:
         """One copy less of each key. Returns for each publisher the keys whose last copy went, with their blocks."""
         gone = []
         for claims, keys in told:
             book = self._books[claims]
             blocks, copies = book.blocks, book.copies[tier]
-            elsewhere = [others for others in book.copies.values() if others and others is not copies]
-            here, everywhere = [], {}
-            for key in keys:
-                count = copies.get(key)
-                if count is None:
-                    done.unheld += 1
-                    continue
-                done.removed += 1
-                if count > 1:
-                    copies[key] = count - 1
-                    continue
-                del copies[key]
-                here.append(blocks[key])
-                for others in elsewhere:
-                    if key in others:
-                        break
-                else:
-                    everywhere[key] = self._close(book, key)
+            counts = list(map(copies.get, keys))
+            elsewhere = any(others for others in book.copies.values() if others is not copies)
+            if not elsewhere and counts.count(1) == len(keys):  # one copy each, the rule for most engines
+                done.removed += len(keys)
+                here = list(map(blocks.pop, keys))
+                for gone_from in (copies, book.ticks):
+                    deque(map(gone_from.__delitem__, keys), maxlen=0)
+                if book.adapters:
+                    for key in keys:
+                        book.adapters.pop(key, None)
+                everywhere = dict(zip(keys, here, strict=True))
+            else:
+                here, everywhere = self._release_some(book, tier, keys, done)
             self.index.discard(tier, book.bit, here)
             self._held -= len(everywhere)
             claims.held = len(blocks)
             gone.append(everywhere)
         return gone
+
+    def _release_some(
+        self, book: _Book, tier: Tier, keys: list[int], done: Applied
+    ) -> tuple[list[int], dict[int, int]]:
+        """Blocks that left `tier`, and keys with their blocks that left the publisher."""
+        blocks, copies = book.blocks, book.copies[tier]
+        elsewhere = [others for others in book.copies.values() if others and others is not copies]
+        here, everywhere = [], {}
+        for key in keys:
+            count = copies.get(key)
+            if count is None:
+                done.unheld += 1
+                continue
+            done.removed += 1
+            if count > 1:
+                copies[key] = count - 1
+                continue
+            del copies[key]
+            here.append(blocks[key])
+            for others in elsewhere:
+                if key in others:
+                    break
+            else:
+                everywhere[key] = self._close(book, key)
+        return here, everywhere
 
     def drop(self, claims: Claims, adapter: int | None = None) -> None:
         """Drop all keys of one publisher, or those of one adapter."""

@@ -407,10 +407,22 @@ class Directory:
     def _ages(self, hashes: Sequence[int] | UInt64s, now_s: float, counts: Int32s) -> Float64s:
         """Age of the last of `counts` leading blocks, per row."""
         self._settle()
-        ages = [
-            self._age_s(row, int(hashes[blocks - 1]), now_s) if blocks else np.nan
-            for row, blocks in enumerate(counts.tolist())
-        ]
+        books, sources = self._ledger.books, self._sources
+        ages = [np.nan] * self.rows
+        keys: dict[int, int | None] = {}  # most rows end at the same block
+        for row, blocks in enumerate(counts.tolist()):
+            if not blocks:
+                continue
+            block = int(hashes[blocks - 1])
+            source = sources.get(row)
+            if source is None:
+                ages[row] = self._age_s(row, block, now_s)
+                continue
+            if block not in keys:
+                keys[block] = books.index.engine_hash(block)
+            key = keys[block]
+            if key is not None:
+                ages[row] = books.age_s(source.claims, key, block, now_s)
         return np.array(ages)
 
     def _age_s(self, row: int, block: int, now_s: float) -> float:

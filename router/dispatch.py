@@ -29,7 +29,7 @@ from router.learning import Learning, PrefixCounters
 from router.notes import Notes
 from router.prompts import CharactersPerToken
 from router.receipts import Candidate, Receipt
-from router.standing import Standing, candidates
+from router.standing import Standing, rested, serving
 
 RETRY_AFTER_S = 1
 
@@ -176,7 +176,7 @@ class Dispatcher:
         else:
             standing.failed(placement.booking.placed_at_s, now_s)
         may_retry = cause is not Cause.BROKEN and sent.attempt < self._max_attempts
-        if may_retry and candidates(self._standing, sent.request.model, tried, now_s):
+        if may_retry and rested(self._standing, serving(self._standing, sent.request.model), tried, now_s):
             self._end_booking(placement, now_s)
             receipt.tried.append(sent.replica)
             return [self._place(sent.request, receipt, placement.arrived_at_s, tried, now_s)]
@@ -249,11 +249,12 @@ class Dispatcher:
         if running is None or waiting is None:
             view.foreign_waiting[row] = view.foreign_decoding[row] = view.sampled_at_s[row] = np.nan
             return
-        ours = int(view.booked[row]) + standing.ended_since(sent_s)
-        ours_waiting = ours - float(view.decode_batch[row])
+        ours = view.booked.item(row) + standing.ended_since(sent_s)  # items: sums of numpy's scalars cost ten times
+        ours_waiting = ours - view.decode_batch.item(row)
         foreign = max(0.0, running + waiting - ours)
-        view.foreign_waiting[row] = min(foreign, max(0.0, waiting - ours_waiting))
-        view.foreign_decoding[row] = foreign - view.foreign_waiting[row]
+        foreign_waiting = min(foreign, max(0.0, waiting - ours_waiting))
+        view.foreign_waiting[row] = foreign_waiting
+        view.foreign_decoding[row] = foreign - foreign_waiting
         view.sampled_at_s[row] = now_s
         if kv_used_share is not None:
             self.learning.kv_used(row, kv_used_share)
@@ -287,14 +288,15 @@ class Dispatcher:
     def _place(
         self, request: RequestFacts, receipt: Receipt, arrived_at_s: float, tried: set[int], now_s: float
     ) -> Action:
-        rows = candidates(self._standing, request.model, tried, now_s)
+        able = serving(self._standing, request.model)
+        rows = rested(self._standing, able, tried, now_s)
         if not rows:
             refusal = Refuse(
                 503, "ServiceUnavailable", "no replica is up; try again shortly", retry_after_s=RETRY_AFTER_S
             )
             return self._refuse(receipt, refusal, arrived_at_s, now_s)
         try:
-            return self._decide(request, receipt, rows, arrived_at_s, tried, now_s)
+            return self._decide(request, receipt, rows, len(able), arrived_at_s, tried, now_s)
         except Exception:
             receipt.cause = "internal"
             self._end_receipt(receipt, Outcome.FAILED, arrived_at_s, now_s)
@@ -305,16 +307,17 @@ class Dispatcher:
         request: RequestFacts,
         receipt: Receipt,
         rows: list[int],
+        replicas: int,
         arrived_at_s: float,
         tried: set[int],
         now_s: float,
     ) -> Send:
+        """replicas : that serve the request's model, those among them that may not be chosen now included"""
         view = self.view
         view.ready[:] = False
         view.ready[rows] = True
         self.due(now_s)
-        serving = sum(standing.up and standing.may_serve(request.model) for standing in self._standing)
-        around = self.learning.surroundings(request, serving, now_s)
+        around = self.learning.surroundings(request, replicas, now_s)
         held = self._holdings.held(request.chain, now_s)
         estimates = self._estimator.estimate(request, held, view, around, now_s)
         policy = self._policy if request.generates else self._by_load

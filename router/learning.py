@@ -35,6 +35,9 @@ from router.outcomes import Outcomes, parts_of
 from router.prompts import CharactersPerToken
 from router.samples import Computed, PrefillSamples
 
+_LEVELS = tuple(Evidence)  # strongest first
+_STRENGTH = {level: place for place, level in enumerate(_LEVELS)}
+
 MODELS_APART = 64  # models whose traffic is learned apart
 LONGEST_ANSWER_TOKENS = 1_000_000  # beyond what any model's context holds
 CALIBRATED_SAMPLES = 20  # first tokens after which a replica's times are more observed than believed
@@ -181,12 +184,12 @@ class Learning:
         Decodes of others are taken to have the context of ours; to be told after them.
         """
         view = self._view
-        decodes = float(view.decode_batch[row])
-        mean_tokens = float(view.decode_context_tokens[row]) / decodes if decodes else 0.0
-        foreign = float(view.foreign_decoding[row])
-        booked = float(view.decode_context_tokens[row] + view.head_tokens[row])
+        decodes, context = view.decode_batch.item(row), view.decode_context_tokens.item(row)
+        mean_tokens = context / decodes if decodes else 0.0
+        foreign = view.foreign_decoding.item(row)
+        booked = context + view.head_tokens.item(row)
         booked += foreign * mean_tokens if foreign > 0 else 0.0
-        capacity = float(view.capacity_tokens[row])
+        capacity = view.capacity_tokens.item(row)
         if booked > LEAST_OCCUPIED * capacity:  # NaN: unknown capacity
             ratio = min(max(share * capacity / booked, LEAST_OCCUPANCY), LARGEST_OCCUPANCY)
             view.occupancy[row] += OCCUPANCY_GAIN * (ratio - view.occupancy[row])
@@ -198,10 +201,12 @@ class Learning:
     def evidence_of(self, booking: Booking, now_s: float) -> str | None:
         """What the hit probability of a booking rests on: its weakest tier; None where nothing is reused."""
         doubt = self._estimator.doubt
-        levels = (
-            [] if doubt is None else [doubt.hits.evidence(booking.row, part.tier, now_s) for part in parts_of(booking)]
-        )
-        return max(levels, key=list(Evidence).index).value if levels else None
+        if doubt is None:
+            return None
+        weakest = -1
+        for part in parts_of(booking):
+            weakest = max(weakest, _STRENGTH[doubt.hits.evidence(booking.row, part.tier, now_s)])
+        return _LEVELS[weakest].value if weakest >= 0 else None
 
     # State that survives a restart
 

@@ -59,9 +59,17 @@ class Standing:
         return count
 
 
-def candidates(standings: list[Standing], model: str, tried: set[int], now_s: float) -> list[int]:
-    """Rows that may take a request now; resting ones only when there is no other."""
-    rows = [
-        row for row, standing in enumerate(standings) if row not in tried and standing.up and standing.may_serve(model)
+def serving(standings: list[Standing], model: str) -> list[int]:
+    """Rows that are up and may serve `model`."""
+    return [
+        row
+        for row, standing in enumerate(standings)
+        if standing.up and (not model or not standing.models or model in standing.models)
     ]
+
+
+def rested(standings: list[Standing], rows: list[int], tried: set[int], now_s: float) -> list[int]:
+    """Of `rows`, those to choose from: not tried yet, and resting only when there is no other."""
+    if tried:
+        rows = [row for row in rows if row not in tried]
     return [row for row in rows if standings[row].rests_until_s <= now_s] or rows

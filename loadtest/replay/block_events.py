@@ -10,7 +10,7 @@ Blind to  losses, duplicates, sequence numbers: those belong to the subscriber
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from estimators.tiers import Tier
 from router.signals import wire
@@ -20,40 +20,39 @@ from sim_backends.cache_events import EventBatch
 from sim_backends.store import StoreChange
 
 
-def plain_batch(batch: EventBatch) -> wire.Batch:
-    """One step's events; the tokens of a block are its id, and removals that follow one another are one event."""
+def plain_batch(batches: Sequence[EventBatch]) -> wire.Batch:
+    """What one replica said in some steps one after the other; the tokens of a block are its id.
+
+    Removals that follow one another are one event, and so are stores that go on where the last one ended.
+    """
     told: list[wire.Event] = []
     gone: list[int] = []
-    for event in batch.events:
-        if isinstance(event, cache_events.Removed):
-            gone.append(wire_hash(event.digest))
-            continue
-        if gone:
-            told.append(wire.Removed(hashes=gone, tier=Tier.HBM))
-            gone = []
-        told += _told(event)
+    last: wire.Stored | None = None
+    for batch in batches:
+        for event in batch.events:
+            if isinstance(event, cache_events.Removed):
+                gone.append(wire_hash(event.digest))
+                last = None
+                continue
+            if gone:
+                told.append(wire.Removed(hashes=gone, tier=Tier.HBM))
+                gone = []
+            if not isinstance(event, cache_events.Stored):
+                told += [wire.Cleared()] if isinstance(event, cache_events.Cleared) else _off_device(event)
+                last = None
+                continue
+            hashes = list(map(wire_hash, event.digests))
+            parent = None if event.parent is None else wire_hash(event.parent)
+            if last is not None and parent == last.hashes[-1]:
+                last.hashes.extend(hashes)
+                last.tokens.extend(event.tokens)
+                continue
+            tokens = array("I", event.tokens)
+            last = wire.Stored(hashes=hashes, parent=parent, tokens=tokens, block_tokens=1, tier=Tier.HBM)
+            told.append(last)
     if gone:
         told.append(wire.Removed(hashes=gone, tier=Tier.HBM))
-    return wire.Batch(ts_s=batch.at_s, events=told)
-
-
-def _told(event: cache_events.Said) -> list[wire.Event]:
-    """What the wire says of an event that is no removal from the GPU's memory."""
-    if isinstance(event, cache_events.Stored):
-        return [_stored(event)]
-    if isinstance(event, cache_events.OffDevice):
-        return _off_device(event)
-    return [wire.Cleared()]
-
-
-def _stored(event: cache_events.Stored) -> wire.Stored:
-    return wire.Stored(
-        hashes=[wire_hash(digest) for digest in event.digests],
-        parent=None if event.parent is None else wire_hash(event.parent),
-        tokens=array("I", event.tokens),
-        block_tokens=1,
-        tier=Tier.HBM,
-    )
+    return wire.Batch(ts_s=batches[-1].at_s, events=told)
 
 
 def _off_device(change: cache_events.OffDevice) -> list[wire.Event]:
@@ -66,8 +65,15 @@ def _off_device(change: cache_events.OffDevice) -> list[wire.Event]:
 
 
 def plain_store_batch(changes: Sequence[StoreChange], model: str) -> wire.Batch:
-    """The store's changes, hashes only, neighbours of one kind together."""
-    return wire.Batch(events=[_store_event(stored, hashes, model) for stored, hashes in _runs(changes)])
+    """The store's changes, hashes only. Where no block changes twice their order does not matter: what came, and what
+    went, together; else neighbours of one kind."""
+    runs: Iterable[tuple[bool, list[int]]] = _runs(changes)
+    if len({change.digest for change in changes}) == len(changes):
+        runs = [
+            (stored, [wire_hash(change.digest) for change in changes if change.stored is stored])
+            for stored in (True, False)
+        ]
+    return wire.Batch(events=[_store_event(stored, hashes, model) for stored, hashes in runs if hashes])
 
 
 def _store_event(stored: bool, hashes: list[int], model: str) -> wire.Event:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import floor, inf, nan
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from router.identity import Identity, chain
 from router.receipts import Receipt
 from router.signals.wire import Batch
 from sim_backends import directives, event_wire
+from sim_backends.cache_events import EventBatch
 from sim_backends.directives import Directive
 from sim_backends.lifecycle import State
 from sim_backends.requests import EngineRequest, Output, RequestRefused
@@ -127,6 +128,7 @@ class Replay:
         for index, row in enumerate(rows):
             self._report_loads(row.at_s)
             self._hear(row.at_s)
+            self._feed.deliver(row.at_s)
             self._arrive(index, row)
             if on_progress is not None and index % PROGRESS_EVERY == 0:
                 on_progress(index)
@@ -134,6 +136,7 @@ class Replay:
             due_s = self._world.next_due_s()
             assert due_s is not None, "requests are open but no engine has anything to do"
             self._hear(due_s + DRAIN_STEP_S)
+            self._feed.deliver(due_s + DRAIN_STEP_S)
         self._result.fetched_bytes = self._fetched_bytes()
         self._result.took_s = time.process_time() - began_s
         return self._result
@@ -212,12 +215,10 @@ class Replay:
         return until_s if due_s is None else min(due_s, until_s)
 
     def _hear(self, now_s: float) -> None:
-        """Everything that happened by `now_s`, told to the router in order of time."""
+        """Every token that came by `now_s`, told to the router in order of time."""
         for output in self._world.advance(now_s):
             self._token(output)
         self._meet_started()
-        self._feed.collect()
-        self._feed.deliver(now_s)
 
     def _meet_started(self) -> None:
         """Tell the router of replicas that answer by now and did not before."""
@@ -271,7 +272,11 @@ class Replay:
         conditions = self._conditions
         config = RouterConfig(policy=conditions.policy, seed=conditions.seed)
         return assemble(
-            config, self._fleets.router, on_receipt=self._note, wrap_estimator=lambda right: wrong(right, conditions)
+            config,
+            self._fleets.router,
+            on_receipt=self._note,
+            wrap_estimator=lambda right: wrong(right, conditions),
+            every_candidate=self._on_receipt is not None,
         )
 
 
@@ -310,21 +315,28 @@ class _Feed:
         self._block_tokens = core.prompts.block_tokens
         self._delay_s = conditions.event_delay_s
         self._encoder = event_wire.MasterEncoder(model=self._model, block_tokens=self._block_tokens, backend_id="store")
-        self._replica_batches: deque[tuple[float, int, Batch]] = deque()
+        self._replica_batches: deque[tuple[float, int, EventBatch]] = deque()
         self._store_batches: deque[tuple[float, Batch]] = deque()
 
-    def collect(self) -> None:
+    def _collect(self) -> None:
         """Take what engines and store have to say since the last time."""
         new = [
-            (batch.at_s, row, batch)
+            (batch.at_s + self._delay_s, row, batch)
             for row, engine in enumerate(self._world.engines)
             for batch in engine.take_event_batches()
         ]
-        new.sort(key=lambda item: item[0])
-        for at_s, row, batch in new:
-            told = wire_batch(batch, self._block_tokens) if self._wire else plain_batch(batch)
-            self._replica_batches.append((at_s + self._delay_s, row, told))
+        new.sort(key=itemgetter(0))
+        self._replica_batches += new
         self._collect_store()
+
+    def _tell(self, row: int, batches: Sequence[EventBatch]) -> None:
+        """What one replica said since the last question, all at the time of the last of it."""
+        heard_s = batches[-1].at_s + self._delay_s
+        if self._wire:
+            for batch in batches:
+                self._directory.put(row, wire_batch(batch, self._block_tokens), heard_s)
+        else:
+            self._directory.put(row, plain_batch(batches), heard_s)
 
     def _collect_store(self) -> None:
         store = self._world.store
@@ -342,11 +354,15 @@ class _Feed:
             self._store_batches.append((heard_s, plain_store_batch(changes, self._model)))
 
     def deliver(self, now_s: float) -> None:
-        """Apply everything that has arrived by `now_s`."""
+        """Apply everything that has arrived by `now_s`. Wanted before a decision: only then it is asked about."""
+        self._collect()
         waiting = self._replica_batches
+        by_row: dict[int, list[EventBatch]] = {}
         while waiting and waiting[0][0] <= now_s:
-            _at_s, row, batch = waiting.popleft()
-            self._directory.apply(row, batch, now_s)
+            _heard_s, row, batch = waiting.popleft()
+            by_row.setdefault(row, []).append(batch)
+        for row, batches in by_row.items():
+            self._tell(row, batches)
         stored = self._store_batches
         while stored and stored[0][0] <= now_s:
             self._directory.apply_store(stored.popleft()[1], now_s)

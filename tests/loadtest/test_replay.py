@@ -38,6 +38,11 @@ def played(conditions: Conditions, requests: int = REQUESTS) -> tuple[Result, li
     return result, receipts
 
 
+def played_rows(rows: list[TrafficRow]) -> tuple[Result, list[Receipt]]:
+    receipts: list[Receipt] = []
+    return Replay(demo_fleet(), Conditions(), on_receipt=receipts.append).run(rows), receipts
+
+
 @cache
 def replayed(policy: str) -> tuple[Result, list[Receipt]]:
     return played(Conditions(policy=PolicyConfig(name=policy)))
@@ -95,6 +100,35 @@ def test_the_directory_believes_what_the_engines_reuse(policy: str) -> None:
     result = replayed(policy)[0]
     believed = result.local_tokens.sum() + result.fetched_tokens.sum()
     assert believed == pytest.approx(result.cached_tokens.sum(), rel=0.1)
+
+
+def test_nothing_is_expected_of_requests_that_have_ended() -> None:
+    run = Replay(demo_fleet(), Conditions())
+    run.run(demo_rows())
+    assert run.core.directory.stats().expected == 0
+    assert run.core.dispatcher.in_flight == 0
+
+
+def test_a_run_that_keeps_no_receipts_gives_the_same_numbers() -> None:
+    kept, bare = played(Conditions(), 120)[0], Replay(demo_fleet(), Conditions()).run(demo_rows(120))
+    for name in ("row", "predicted_s", "predicted_p99_s", "local_tokens", "fetched_tokens", "first_token_s", "ended_s"):
+        assert getattr(kept, name).tolist() == getattr(bare, name).tolist()
+
+
+def test_turns_that_come_while_the_one_before_waits_stay_where_it_waits() -> None:
+    """Five turns of one conversation in less than a prefill, between prompts nobody shares."""
+    rows = []
+    for turn in range(5):
+        at_s, blocks = 0.05 * turn, 20 + 2 * turn
+        rows.append(TrafficRow(at_s, blocks * 512 + 40, 5, [*range(1, blocks + 1), 9000 + turn]))
+        rows.append(TrafficRow(at_s + 0.01, 4 * 512 + 40, 5, [*range(500 + 10 * turn, 504 + 10 * turn), 9100 + turn]))
+    result, receipts = played_rows(rows)
+    turns = [index for index in range(10) if index % 2 == 0]
+    assert len({int(result.row[index]) for index in turns}) == 1
+    assert [int(result.local_tokens[index]) for index in turns] == [0, *(512 * (20 + 2 * turn) for turn in range(4))]
+    missed = result.local_tokens[turns] - result.cached_tokens[turns]
+    assert set(missed.tolist()) <= {0, 2 * 512}, "prompts in one engine step cannot share what that step computes"
+    assert len(receipts) == 10
 
 
 def test_estimating_beats_taking_turns() -> None:

@@ -35,6 +35,11 @@ def test_an_empty_configuration_is_the_defaults() -> None:
         ("policy: e2e", "policy"),
         ("max_attempts: 0", "max_attempts"),
         ("limits: {max_bodi_bytes: 1}", "max_bodi_bytes"),
+        ("load: {from_answers: perhaps}", "from_answers"),
+        ("other_tiers: {lookup: {}}", "lookup"),
+        ("other_tiers: {look_up: {service: other, url: 'http://h:1', model: m}}", "service"),
+        ("other_tiers: {look_up: {service: controller, model: m}}", "url"),
+        ("other_tiers: {written_store: {keep_s: 0}}", "keep_s"),
         ("port: [", "configuration"),
     ],
 )

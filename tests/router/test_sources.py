@@ -102,17 +102,19 @@ async def test_sources_that_are_missing_are_named_once_each_and_recover_without_
             a_replica("c", events=silent.events),
         )
         async with following(fleet, grace_s=0.05) as found:
-            for name in ("a", "b", "c"):
-                found.sources.served(name)
             await good.subscribed()
             await silent.subscribed()
             await good.publish(0, payload(stored_map(P, 1)))
+            await until(lambda: found.states()["a"] is State.LIVE)
+            for name in ("a", "b", "c"):
+                found.sources.served(name)
             with caplog.at_level(logging.WARNING):
                 await until(lambda: len(warned(caplog)) == 2)
             assert found.states() == {"a": State.LIVE, "b": State.NEVER_CONNECTED, "c": State.SILENT}
             assert sorted(warned(caplog)) == ["b", "c"]
             async with Publisher(port=late.port) as started:
                 await until(lambda: found.states()["b"] is State.SILENT)
+                await started.subscribed()
                 await started.publish(0, payload(stored_map(Q, 9001)))
                 await until(lambda: found.credit(Q) == [0, 256, 0])
                 assert found.credit(P) == [256, 0, 0]
