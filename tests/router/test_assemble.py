@@ -27,10 +27,10 @@ from router.assemble import (
     routes_of,
 )
 from router.config import RouterConfig
-from router.holdings import DirectoryHoldings
 from router.errors import ConfigError
 from router.fleet import Fleet, ReplicaSpec, fleet_of_urls
 from router.fleet import check_fleet as checked
+from router.holdings import DirectoryHoldings
 from router.receipts import Receipt
 from tests.builders import a_request
 from tests.router.dispatch_bench import Takes
