@@ -7,6 +7,7 @@ Valid     jobs >= 1 processes; results come in the order of the jobs whatever th
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import queue
 from collections.abc import Callable, Iterator, Sequence
@@ -127,6 +128,7 @@ def play(job: Job, on_progress: Callable[[int], None] | None = None) -> Done:
         result = central.run(on_progress)
     else:
         with ExitStack() as stack:
+            stack.enter_context(_rare_collections())
             keep = None if job.receipts is None else stack.enter_context(_receipt_file(job.receipts))
             run = Replay(fleet, job.conditions, block_tokens=trace.block_tokens, on_receipt=keep)
             result = run.run(rows, on_progress)
@@ -142,6 +144,19 @@ def play(job: Job, on_progress: Callable[[int], None] | None = None) -> Done:
         card_prices=dict(job.card_prices),
     )
     return Done(job, numbers, result, limit) if job.detail else Done(job, numbers)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for cycles seldom: a run makes hardly any, and its trace and caches, which are no garbage, are searched."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 @contextmanager
