@@ -53,7 +53,10 @@ async def test_events_posted_with_the_key_are_handed_on_and_answered(status: int
     assert (answer, taken.pushes) == ((status, {"applied": 1}), [(b"{}", "application/msgpack")])
 
 
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}, {"authorization": "Bearer \xff\u20ac"}],
+)
 async def test_without_the_key_nothing_is_taken(headers: dict[str, str]) -> None:
     taken = Taken()
     async with a_port(taken) as base_url:
