@@ -22,14 +22,14 @@ import numpy as np
 
 from estimators.ranges import require
 from estimators.tiers import Tier
-from router.blocks_beliefs import Float64s, Int32s, Match, Stats
-from router.blocks_doubts import Doubt, Doubts
-from router.blocks_expected import Expected
-from router.blocks_intake import Intake, settle
-from router.blocks_ledger import Ledger
-from router.blocks_routed import Routed
-from router.blocks_store import SharedStore
-from router.blocks_table import UInt64s
+from router.blocks.beliefs import Float64s, Int32s, Match, Stats
+from router.blocks.doubts import Doubt, Doubts
+from router.blocks.expected import Expected
+from router.blocks.intake import Intake, settle
+from router.blocks.ledger import Ledger
+from router.blocks.routed import Routed
+from router.blocks.store import SharedStore
+from router.blocks.table import UInt64s
 from router.signals.claims import Applied
 from router.signals.wire import Batch
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from estimators.hit_probability import TIER_ROW
 from estimators.routes import Held
 from estimators.tiers import Tier
-from router.blocks_beliefs import Match
+from router.blocks.beliefs import Match
 from router.directory import Directory
 
 

@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from estimators.tiers import Tier
-from router import blocks_ledger
+from router.blocks import ledger
 from router.directory import Directory
 from router.identity import Identity, chain
 from router.signals.wire import Batch, Stored, decode
@@ -264,7 +264,7 @@ def main() -> int:
     parser.add_argument("--rust", metavar="PYTHON", help="interpreter that has the package ai-dynamo-runtime")
     args = parser.parse_args()
     if args.form is not None:
-        blocks_ledger._FEW = 0 if args.form == "tables" else 1 << 60
+        ledger._FEW = 0 if args.form == "tables" else 1 << 60
         print(json.dumps(measured(args.blocks)))
         return 0
     runs = {form: in_a_process(form, args.blocks) for form in ("tables", "dictionaries")}

@@ -15,13 +15,13 @@ from loadtest.replay.bench_directory import (
     match_times,
     p99_ms,
 )
-from router import blocks_ledger
+from router.blocks import ledger
 from router.identity import chain
 
 
 @pytest.fixture(params=[0, 1 << 60], ids=["tables", "dictionaries"])
 def fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr(blocks_ledger, "_FEW", request.param)
+    monkeypatch.setattr(ledger, "_FEW", request.param)
     monkeypatch.setattr(bench_directory, "TIMES", 2)
     return Fleet(4 * PROMPT)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from estimators.tiers import Tier
-from router import blocks_ledger
+from router.blocks import ledger
 from router.directory import Directory
 from router.signals.sequence import State
 from router.signals.stream import Stream
@@ -312,7 +312,7 @@ def some_unknown(chains: deque[list[int]], chance: random.Random) -> list[int]:
 def test_memory_follows_the_blocks_that_live(
     order: Callable[[deque[list[int]], random.Random], list[int]], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks_ledger, "_FEW", few)
+    monkeypatch.setattr(ledger, "_FEW", few)
     directory, chance, ids = Directory(BLOCK, 2, memory_limit=64), random.Random(3), np.random.default_rng(3)
     directory.add_source(0, MODEL)
     chains: deque[list[int]] = deque()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimators.tiers import Tier
-from router.blocks_expected import Expected
+from router.blocks.expected import Expected
 from router.directory import Directory
 from router.signals.wire import Stored
 from tests.router.signals.events import BLOCK, CLEAR, MODEL, P, Q, batch, chain_of, named, removed, stored

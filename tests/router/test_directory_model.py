@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimators.tiers import Tier
-from router import blocks_ledger, books_in_tables
+from router.blocks import in_tables, ledger
 from router.directory import Directory
 from router.identity import chain
 from router.signals.sequence import State
@@ -48,8 +48,8 @@ STEPS = st.lists(
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done one by one and what together, in which form: all ways must give the same."""
     few, many = request.param
-    monkeypatch.setattr(blocks_ledger, "_FEW", few)
-    monkeypatch.setattr(books_in_tables, "_MANY", many)
+    monkeypatch.setattr(ledger, "_FEW", few)
+    monkeypatch.setattr(in_tables, "_MANY", many)
 
 
 def family_of(family: int, block: int) -> int:

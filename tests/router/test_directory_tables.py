@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimators.tiers import Tier
-from router import blocks_table
-from router.blocks_table import BlockTable
-from router.chain_index import ChainIndex, as_hashes
+from router.blocks import table
+from router.blocks.chain_index import ChainIndex, as_hashes
+from router.blocks.table import BlockTable
 
 # Few keys that share their low bits, so that buckets fill up; 0 is the key that marks a free place.
 KEYS = st.one_of(
     st.integers(0, 60),
     st.integers(0, 40).map(lambda n: n << 16),
-    st.integers(0, 2**64 - 1).filter(lambda key: key != blocks_table._ZERO),  # the number 0 is kept under
+    st.integers(0, 2**64 - 1).filter(lambda key: key != table._ZERO),  # the number 0 is kept under
 )
 STEPS = st.lists(st.tuples(st.sampled_from(["one", "many", "drop", "drop many"]), st.lists(KEYS, max_size=70)))
 

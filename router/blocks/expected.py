@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from router.chain_index import bits_of
+from router.blocks.chain_index import bits_of
 
 Int32s = npt.NDArray[np.int32]
 

@@ -17,8 +17,8 @@ from operator import attrgetter
 import msgspec
 
 from estimators.tiers import Tier
-from router.blocks_ledger import Ledger
-from router.blocks_pages import Pages
+from router.blocks.ledger import Ledger
+from router.blocks.pages import Pages
 from router.signals.claims import Applied, Claims
 from router.signals.meaning import blocks_of, kind_counts, root_of, well_formed
 from router.signals.wire import MASK_64, Cleared, Event, Removed, Stored

@@ -3,7 +3,7 @@
 Model     (publisher, engine hash) -> block, copies per tier, a coarse time and an adapter, at some 50 bytes; and as
           much for each block in the index. A key among many takes a tenth of the time of a key alone
 Valid     engine hashes of 64 well mixed bits; each publisher's are told apart by a constant of its own
-Blind to  nothing `books_in_dicts` sees
+Blind to  nothing `in_dicts.py` sees
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from estimators.tiers import Tier
-from router.blocks_table import BlockTable, Positions, UInt64s
-from router.chain_index import ChainIndex, as_hashes
+from router.blocks.chain_index import ChainIndex, as_hashes
+from router.blocks.table import BlockTable, Positions, UInt64s
 from router.signals.claims import TICKS_PER_S, Applied, Claims, Contents, Told, ticks_of
 
 _MANY = 24  # keys from which arrays beat one after another

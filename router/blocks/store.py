@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from math import isnan, nan
 
 from estimators.tiers import Tier
-from router.blocks_intake import Intake, settle, shorten
-from router.blocks_ledger import Ledger
+from router.blocks.intake import Intake, settle, shorten
+from router.blocks.ledger import Ledger
 from router.signals.claims import Applied
 from router.signals.meaning import kind_counts
 from router.signals.wire import Batch, Cleared, Removed, Stored

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from router.blocks_table import BlockTable
+from router.blocks.table import BlockTable
 from router.identity import chain
 from router.signals.wire import Stored
 

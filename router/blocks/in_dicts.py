@@ -2,7 +2,7 @@
 
 Model     for each publisher: engine hash -> block, copies per tier, coarse time, adapter. For each tier: block -> bit
           mask of holders
-Valid     some ten thousand keys, as small fleets and replays have; beyond it see `books_in_tables`
+Valid     some ten thousand keys, as small fleets and replays have; beyond it see `in_tables.py`
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from estimators.tiers import Tier
-from router.blocks_table import UInt64s
-from router.chain_index import Int32s, bits_of
+from router.blocks.chain_index import Int32s, bits_of
+from router.blocks.table import UInt64s
 from router.signals.claims import TICKS_PER_S, Applied, Claims, Contents, Copies, Told, ticks_of
 
 _FEW_ROWS = 8  # up to here a loop over set bits beats unpacking the whole mask

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estimators.tiers import Tier
-from router.blocks_table import BlockTable, Positions, UInt64s
+from router.blocks.table import BlockTable, Positions, UInt64s
 
 Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from estimators.tiers import Tier
-from router.books_in_dicts import InDicts
-from router.books_in_tables import InTables
+from router.blocks.in_dicts import InDicts
+from router.blocks.in_tables import InTables
 from router.signals.claims import Applied, Books, Claims, Told
 
 _FEW = 1 << 16  # keys from which tables are worth it: there the dictionaries have some 15 MB

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from estimators.tiers import Tier
-from router.blocks_ledger import Ledger
+from router.blocks.ledger import Ledger
 from router.signals.claims import Applied, Claims
 
 

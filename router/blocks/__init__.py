@@ -1,0 +1,1 @@
+"""The parts of the directory: which holder has which block, in dictionaries or in tables."""
