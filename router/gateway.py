@@ -318,6 +318,8 @@ class Gateway:
 
     def _on_down(self, row: int, reason: str) -> None:
         self._core.dispatcher.replica_down(row)
+        if self._sources.is_guessed(row):  # nobody will announce what it lost
+            self._core.directory.clear(row)
         log.warning("%s is down: %s", self._fleet.replicas[row].name, reason)
 
     # Prompts and answers

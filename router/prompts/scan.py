@@ -17,6 +17,7 @@ import msgspec
 from router.prompts.body import ALL_FIELDS, PLAIN_FIELDS, Body
 
 SLICE_BYTES = 64 * 1024
+FIRST_LOOK_BYTES = 16  # back from a quote for backslashes, before longer looks
 STEPS_IN_A_SLICE = 1000
 LONGEST_KEY_BYTES = 256
 _MARK = re.compile(rb'["\[\]{}]')
@@ -181,11 +182,11 @@ class _Scan:
 
 def _escaped(body: bytes, at: int, start: int) -> bool:
     """Whether an odd number of backslashes stands before `at`, in a string that opens at `start`."""
-    first = at
+    first, step = at, FIRST_LOOK_BYTES  # runs are short: text in JSON has a quote every few bytes, each looked at
     while first > start + 1:
-        low = max(start + 1, first - SLICE_BYTES)
+        low = max(start + 1, first - step)
         kept = low + len(body[low:first].rstrip(b"\\"))
         if kept > low or low == start + 1:
             return (at - kept) % 2 == 1
-        first = low
+        first, step = low, min(8 * step, SLICE_BYTES)
     return False

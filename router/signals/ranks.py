@@ -65,6 +65,8 @@ def row_of_topic(topic: str, urls: Sequence[str | None], rows: Sequence[int], ra
     parts = topic.split("@")
     if len(parts) >= 3 and parts[0] == "kv":
         rows = [row for row in rows if urlsplit(urls[row] or "").netloc == parts[1]]
-    if len(rows) == 1:
-        return rows[0]
+    if len({urls[row] for row in rows}) > 1:
+        return None  # ranks of different servers are numbered alike
+    if len(rows) == 1:  # a server that is listed once picks among its ranks itself: they share no cache
+        return rows[0] if rank in (None, 0) else None
     return rows[rank] if rank is not None and 0 <= rank < len(rows) else None

@@ -43,17 +43,25 @@ URLS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://10.0.0.2:8000"]
     ("topic", "rank", "row"),
     [
         ("kv@10.0.0.1:8000@m1", None, 0),
-        ("kv@10.0.0.1:8000@org/m1@v2", 1, 0),
+        ("kv@10.0.0.1:8000@org/m1@v2", 0, 0),
+        ("kv@10.0.0.1:8000@m1", 1, None),  # listed once: which of its ranks takes a request, nobody knows
         ("kv@10.0.0.2:8000@m1", 0, 1),
         ("kv@10.0.0.2:8000@m1", 1, 2),
         ("kv@10.0.0.2:8000@m1", None, None),
         ("kv@10.0.0.2:8000@m1", 2, None),
         ("kv@10.0.0.9:8000@m1", 0, None),
-        ("kv-events", 2, 2),
-        ("", 0, 0),
+        ("kv-events", 2, None),  # ranks of different servers are numbered alike
+        ("", 0, None),
         ("", -1, None),
         ("", None, None),
     ],
 )
 def test_a_shared_socket_tells_rows_apart_by_topic_then_by_rank(topic: str, rank: int | None, row: int | None) -> None:
     assert row_of_topic(topic, URLS, [0, 1, 2], rank) == row
+
+
+@pytest.mark.parametrize(("rank", "row"), [(0, 1), (1, 2), (2, None), (None, None)])
+def test_without_a_telling_topic_a_socket_of_one_server_tells_its_ranks_apart(
+    rank: int | None, row: int | None
+) -> None:
+    assert row_of_topic("", URLS, [1, 2], rank) == row
