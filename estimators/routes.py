@@ -25,9 +25,9 @@ Rows = npt.NDArray[np.int64]
 Blocks = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that many checked assignments cost as much as half a look-up
 class Held:
-    """Where the leading blocks of a prompt are, as the directory believes. Arrays of shape (rows,), or None.
+    """Where the leading blocks of a prompt are, as the directory believes. Not to be changed. Arrays of shape (rows,).
 
     local_blocks : leading blocks in each replica's HBM, or there by the time a request sent now has its turn
     store_blocks : leading blocks in the shared store

@@ -16,7 +16,7 @@ Float64s = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: checked assignments would be a tenth of a short question
 class Match:
     """Leading blocks of one chain, from block 0 and without a gap. Arrays are int32 with one entry per row, lent.
 

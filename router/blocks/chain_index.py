@@ -157,7 +157,11 @@ class ChainIndex:
 
     def leading(self, tier: Tier, positions: Positions) -> Int32s:
         """For each holder, how many leading blocks it has in `tier`."""
-        return self.leading_together((tier,), positions)
+        counts = np.zeros(self._holders, dtype=np.int32)
+        for word, column in enumerate(self._columns.get(tier, ())):
+            masks = self._table.columns[column].take(positions)
+            _write_leading(counts[word * _BITS :], np.bitwise_and.accumulate(masks))
+        return counts
 
     def leading_together(self, tiers: Sequence[Tier], positions: Positions) -> Int32s:
         """For each holder, how many leading blocks it has in any of `tiers`, one block here and the next there."""

@@ -72,11 +72,11 @@ class Doubts:
     def among(self, hashes: Sequence[int] | UInt64s, now_s: float) -> list[Doubt]:
         """Those that this chain meets now."""
         chain = hashes.tolist() if isinstance(hashes, np.ndarray) else hashes
-        if self._at.keys().isdisjoint(chain):
-            return []
-        met = []
-        for block in self._at.keys() & chain:
-            for holder, tier in self._at[block]:
+        met, at = list[Doubt](), self._at
+        if at.keys().isdisjoint(chain):  # the rule
+            return met
+        for block in [block for block in chain if block in at]:
+            for holder, tier in at[block]:
                 depth, until_s = self._doubts[holder, tier, block]
                 if until_s > now_s and depth < len(chain) and chain[depth] == block:
                     met.append(Doubt(depth, holder, tier))
