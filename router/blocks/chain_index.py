@@ -27,8 +27,9 @@ _BITS = 64  # holders in a column
 _FEW = 16  # up to here one by one beats arrays
 _ONE = np.uint64(1)
 _NOWHERE: Positions = np.empty(0, dtype=np.int64)
-_RUN = 16  # blocks side by side from which the next stretch is expected to be as long
-_AHEAD = 512  # blocks looked up at once after a shorter stretch, and twice as many each time
+_RUN = 128  # blocks side by side from which finding the next such run is cheaper than looking up each of its blocks
+_LONE = 4  # blocks side by side up to which most are taken to be alone
+_AHEAD = 512  # blocks looked up at once after a shorter run, and twice as many each time
 
 
 def as_hashes(hashes: Sequence[int] | UInt64s) -> UInt64s:
@@ -169,7 +170,8 @@ class ChainIndex:
             parts.append(found)
             at += len(found)
             if len(found) < _RUN and at < len(keys):
-                found = _up_to_absent(self._table.find_many(keys[at : at + ahead]))
+                seek = self._table.find_many if len(found) < _LONE else self._table.find_runs
+                found = _up_to_absent(seek(keys[at : at + ahead]))
                 parts.append(found)
                 at += len(found)
                 ahead *= 2

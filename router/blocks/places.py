@@ -27,6 +27,7 @@ _PLACES = 8  # in a bucket
 _LOAD = 4.0  # keys per bucket on average: at 5 twice as many do not fit their bucket, at 3 a third more memory
 _SPLIT = 64  # buckets split together, or as many as there are
 _FIRST_BUCKETS = 8
+_FEW = 32  # lists up to here are walked one by one
 
 
 class Places:
@@ -71,13 +72,7 @@ class Places:
             for place, its in enumerate(tags):
                 if its == tag and keys[row := self._ref_view[start + place]] == key:
                     return row
-        listed = self._head_view[bucket]
-        while listed:
-            row = self._listed_view[listed]
-            if keys[row] == key:
-                return row
-            listed = self._next_view[listed]
-        return -1
+        return self._find_listed(key, bucket)
 
     def put(self, key: int, row: int) -> None:
         """`key`, which is absent, has this row."""
@@ -240,8 +235,28 @@ class Places:
             self._head_view[bucket] = self._next_view[listed]
         self._free.append(listed)
 
-    def _find_elsewhere(self, keys: UInt64s, bucket: Positions, hit: UInt64s) -> Positions:
-        """Rows of keys that are not where their tag was seen, -1 where absent: all lists are walked in step."""
+    def _find_elsewhere(self, keys: UInt64s, bucket: Positions, hit: UInt64s) -> Positions | list[int]:
+        """Rows of keys that are not where their tag was last seen in the bucket, -1 where absent."""
+        if len(keys) <= _FEW:
+            several = zip(keys.tolist(), bucket.tolist(), hit.tolist(), strict=True)
+            return [self.find(key) if its & its - 1 else self._find_listed(key, of) for key, of, its in several]
+        found = self._find_many_listed(keys, bucket)
+        for number in np.flatnonzero(hit & hit - _ONE).tolist():  # one tag in two places: one key in ten thousand
+            found[number] = self.find(int(keys[number]))
+        return found
+
+    def _find_listed(self, key: int, bucket: int) -> int:
+        keys, rows = self._rows.key_view, self._listed_view
+        listed = self._head_view[bucket]
+        while listed:
+            row: int = rows[listed]
+            if keys[row] == key:
+                return row
+            listed = self._next_view[listed]
+        return -1
+
+    def _find_many_listed(self, keys: UInt64s, bucket: Positions) -> Positions:
+        """All lists are walked in step."""
         found = np.full(len(keys), -1, dtype=np.int64)
         listed = self._heads[bucket]
         left = np.flatnonzero(listed)
@@ -252,8 +267,6 @@ class Places:
             found[left[same]] = rows[same]
             listed[left] = self._nexts[at]
             left = left[~same & (listed[left] != 0)]
-        for number in np.flatnonzero(hit & hit - _ONE).tolist():  # one tag in two places: one key in ten thousand
-            found[number] = self.find(int(keys[number]))
         return found
 
 

@@ -19,6 +19,8 @@ from router.blocks.rows import Positions, Rows, UInt64s, Unsigned
 __all__ = ["BlockTable", "Positions", "UInt64s"]
 
 _ZERO = 0x9E3779B97F4A7C15  # stands for the key 0
+_STRIDE = 8
+_STEPS = np.arange(_STRIDE)
 _NOWHERE: Positions = np.empty(0, dtype=np.int64)
 
 
@@ -103,6 +105,21 @@ class BlockTable:
         first = self.find(int(keys[0]))
         return _NOWHERE if first < 0 else np.arange(first, first + (self._rows.run(first, keys) or 1))
 
+    def find_runs(self, keys: UInt64s) -> Positions:
+        """As `find_many`, at half the cost where keys were inserted in runs of eight or more.
+
+        Every eighth is looked up, and those between are sought after it and before the next.
+        """
+        keys = _without_zero(keys)
+        eighth = self._places.find_many(keys[::_STRIDE])
+        found = (eighth[:, None] + _STEPS).ravel()[: len(keys)]
+        wrong = np.flatnonzero(self._differ(found, keys))
+        if len(wrong):
+            found[wrong] = np.append(eighth, 0)[wrong // _STRIDE + 1] + wrong % _STRIDE - _STRIDE
+            wrong = wrong[self._differ(found[wrong], keys[wrong])]
+            found[wrong] = self._places.find_many(keys[wrong])
+        return found
+
     def insert_many(self, keys: UInt64s) -> Positions:
         """Insert `keys`, all of them absent and distinct; returns their positions."""
         keys = _without_zero(keys)
@@ -137,6 +154,11 @@ class BlockTable:
     def where(self, column: int, value: int) -> Positions:
         """Positions at which a column has this value, not 0."""
         return np.flatnonzero(self._rows.columns[column][: self._rows.used] == value)
+
+    def _differ(self, positions: Positions, keys: UInt64s) -> npt.NDArray[np.bool_]:
+        """Whether these positions, some of them nowhere, hold other keys. No key is 0."""
+        differ: npt.NDArray[np.bool_] = self._rows.keys.take(positions, mode="clip") != keys
+        return differ
 
 
 def _without_zero(keys: UInt64s) -> UInt64s:
