@@ -1,7 +1,8 @@
 """What one publisher has said so far: its cursor, its counters, and the effect of its batches. No I/O.
 
 Model     batches are judged by number (`sequence`), then take effect through `apply`; whatever could make the view
-          larger than the truth (a lost batch, a failed one) drops the whole view instead
+          larger than the truth (a lost batch, a failed one, an unreadable removal) drops the whole view instead.
+          An unreadable removal is no reason for a replay, which would bring the same bytes again
 Valid     one publisher process at a time; how batches reach us (ZMQ, a shared socket, HTTP) is the caller's matter
 Source    numbering of vLLM's and SGLang's publishers
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.signals.sequence import Sequence, Verdict
-from router.signals.wire import BadFrame, Batch, Cleared, Event, decode
+from router.signals.wire import BadFrame, Batch, Cleared, Event, Unread, decode
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,12 @@ class StreamCounts:
     errors: int = 0  # unexpected exceptions; the batch was skipped or the loop restarted
     bad_events: int = 0  # malformed events, their batches kept
     unknown_events: int = 0  # of a type or medium this version does not know
+    unread_removals: int = 0  # among these two, for which the view was dropped
+    pair_events: int = 0  # stores of token pairs (EAGLE), which give no hits
     extra_fields: int = 0  # fields this version does not know, passed over
 
 
-def clears_all(event: Event) -> bool:
-    return isinstance(event, Cleared) and event.model is None
+_MOST_MEDIA = 64  # unknown ones remembered per source
 
 
 class Stream:
@@ -63,6 +65,7 @@ class Stream:
         self._apply = apply
         self._cleared = cleared
         self._clock = clock
+        self._foreign: frozenset[str] = frozenset()  # unknown media in which something was stored: it never counts
 
     def decoded(self, payload: bytes) -> Batch | None:
         """The batch in `payload`; None, counted, when it holds none."""
@@ -81,6 +84,7 @@ class Stream:
         self.counts.bad_events += batch.bad
         self.counts.unknown_events += batch.unknown
         self.counts.extra_fields += batch.extra_fields
+        self.counts.pair_events += batch.pairs
 
     def heard(self, seq: int, batch: Batch | None) -> Verdict:
         """A batch of a live stream that has no replay: judge it, and let it take effect unless it is stale."""
@@ -101,10 +105,29 @@ class Stream:
         if batch is None:
             self.lose_history()
         else:
-            if seq == self.sequence.first or any(map(clears_all, batch.events)):
+            if seq == self.sequence.first:
                 self.sequence.history_whole()
+            self._judge_clears(batch)
             self._apply_counted(batch)
         self.sequence.applied(seq, 0.0 if batch is None else batch.ts_s, self._clock())
+
+    def _judge_clears(self, batch: Batch) -> None:
+        """What a clear and a removal that cannot be read mean for how far the view can be trusted."""
+        if batch.foreign and len(self._foreign | batch.foreign) <= _MOST_MEDIA:
+            self._foreign |= batch.foreign
+        if not any(isinstance(event, Cleared) for event in batch.events):
+            return
+        batch.events = [event for event in batch.events if not self._is_foreign(event)]
+        for event in batch.events:
+            if isinstance(event, Unread):
+                self.counts.unread_removals += 1
+                self.sequence.history_lost()
+            elif isinstance(event, Cleared) and event.model is None:
+                self.sequence.history_whole()
+
+    def _is_foreign(self, event: Event) -> bool:
+        """Whether it takes away only what was never counted."""
+        return isinstance(event, Unread) and event.medium in self._foreign
 
     def _apply_counted(self, batch: Batch) -> None:
         # Caught for each batch: restarting a loop would replay the same batch and fail on it for ever.

@@ -7,8 +7,9 @@ Blind to  `locality`, `ownership`, `session_id` and look-ahead tokens: read over
 Source    released event structs of those engines; recorded payloads in tests/vectors
 
 One event that cannot be understood never costs its batch: it is counted (`bad` when malformed, `unknown`
-when its type or medium is not known) and the events around it are kept. vLLM sends one event for each removed
-block; removals that follow one another are given as one value, which costs a third.
+when its type or medium is not known) and the events around it are kept. Where it may have taken something away, an
+`Unread` stands in its place, since nothing from before it can be believed any more. vLLM sends one event for each
+removed block; removals that follow one another are given as one value, which costs a third.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _STORED_FIELDS = (
 )
 # Items of each positional event in its longest release; a shorter one lacks fields at its end.
 _LENGTHS = {"BlockStored": len(_STORED_FIELDS), "BlockRemoved": 4, "AllBlocksCleared": 1}
+_LONGEST_MEDIUM = 64  # characters of a name worth remembering
 _NOTHING = [None] * len(_STORED_FIELDS)
 _MASTER_TYPES = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}
 _MASTER_FIELDS = {
@@ -145,6 +147,16 @@ class Cleared(msgspec.Struct, frozen=True, gc=False):
     model: str | None = None
 
 
+class Unread(Cleared, frozen=True, gc=False):
+    """A removal or clear that cannot be read, so that all from before it may be gone; to be taken as a clear.
+
+    medium : upper-case, where the removal is well formed but from a tier nobody knows: of no account if its stores are
+        of none either
+    """
+
+    medium: str | None = None
+
+
 Event = Stored | Removed | Cleared
 
 
@@ -157,6 +169,8 @@ class Batch(msgspec.Struct):
     read : events understood, each removal counted alone
     unknown : events of a type or medium this version does not know
     bad : events of a known type that are malformed
+    pairs : stores of token pairs, which `meaning.well_formed` explains
+    foreign : media this version does not know in which something was stored, upper-case
     extra_fields : fields beyond those known, passed over
     """
 
@@ -167,6 +181,8 @@ class Batch(msgspec.Struct):
     unknown: int = 0
     bad: int = 0
     extra_fields: int = 0
+    pairs: int = 0
+    foreign: frozenset[str] = frozenset()
 
 
 class _UnknownEventError(Exception):
@@ -205,9 +221,36 @@ def batch_of(raw: Any) -> Batch:
             batch.read += 1
         except _UnknownEventError:
             batch.unknown += 1
+            _note_unread(event, batch)
         except (ValueError, TypeError, KeyError, OverflowError):
             batch.bad += 1
+            _note_unread(event, batch)
     return batch
+
+
+def _note_unread(event: Any, batch: Batch) -> None:
+    """What an event that could not be read may have done. Types with a name nobody knows are passed over."""
+    kind, medium = _kind_and_medium(event)
+    foreign = medium.upper() if type(medium) is str and len(medium) <= _LONGEST_MEDIUM else None
+    if foreign in _TIERS:
+        foreign = None
+    if kind == "BlockStored":
+        if foreign is not None:
+            batch.foreign |= {foreign}
+    elif kind == "BlockRemoved" or not isinstance(kind, str):
+        batch.events.append(Unread(medium=foreign if kind == "BlockRemoved" else None))
+
+
+def _kind_and_medium(event: Any) -> tuple[Any, Any]:
+    """As far as they can be made out; a type that is no text is none."""
+    if isinstance(event, dict):
+        master = event.get("event_type")
+        kind = event.get("type") or (_MASTER_TYPES.get(master, master) if isinstance(master, str) else None)
+        return kind, event.get("medium")
+    if isinstance(event, list) and event:
+        place = {"BlockStored": 6, "BlockRemoved": 2}.get(event[0], len(event)) if isinstance(event[0], str) else 0
+        return event[0], event[place] if 0 < place < len(event) else None
+    return None, None
 
 
 def _parts(raw: Any) -> tuple[Any, list[Any], Any]:
@@ -230,9 +273,10 @@ def _take_map(event: dict[Any, Any], batch: Batch) -> None:
     if kind == "BlockRemoved":
         _take_removed(event, batch)
         return
+    read: Event
     if kind == "BlockStored":
         hashes = field("block_hashes")
-        read: Event = _stored(
+        read = stored = _stored(
             event["seq_hashes"] if hashes is None else hashes,
             field("parent_block_hash"),
             field("token_ids"),
@@ -246,6 +290,7 @@ def _take_map(event: dict[Any, Any], batch: Batch) -> None:
             salt=field("cache_salt") or field("additional_salt"),
             model=field("model_name"),
         )
+        batch.pairs += stored.bigram
     elif kind == "AllBlocksCleared":
         read = Cleared(_text(field("model_name")))
     elif isinstance(kind, str) or kind is None:
@@ -286,6 +331,7 @@ def _take_list(event: Any, batch: Batch) -> None:
         read = _stored(
             hashes, parent, tokens, size, lora_id, medium, adapter, extras, group, spec, salt=salt, model=None
         )
+        batch.pairs += read.bigram
         batch.events.append(read)
     else:
         batch.events.append(Cleared())

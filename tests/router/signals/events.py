@@ -54,6 +54,24 @@ GENERATIONS = {
     ),
 }
 
+# Removals of which nobody can tell what they took away, and events that may have been one.
+UNREADABLE_REMOVALS: list[object] = [
+    ["BlockRemoved", ["text"], "GPU"],
+    ["BlockRemoved", 5, "GPU"],
+    ["BlockRemoved", [1], 7],
+    ["BlockRemoved", [1], "x" * 65],
+    ["BlockRemoved", [1], "GPU", -1],
+    {"type": "BlockRemoved", "medium": "GPU"},
+    {"type": "BlockRemoved", "block_hashes": [1, "0xzz"], "medium": "CPU"},
+    {"event_type": "removed", "seq_hashes": [None]},
+    [],
+    None,
+    "BlockRemoved",
+    [7, [1]],
+    {"type": ["BlockRemoved"]},
+    {"block_hashes": [1]},
+]
+
 
 def vector(name: str) -> bytes:
     return bytes.fromhex((VECTORS / f"{name}.msgpack.hex").read_text().strip())
