@@ -50,7 +50,8 @@ class Gateway:
         self._metrics = Metrics()
         self._writer: ReceiptWriter | None = None
         self._warned_sizes: set[int] = set()
-        self._process_started_s: dict[int, float] = {}  # Unix time each replica's process says, by row
+        # Unix time each replica's process says it started, and when one that said so was last asked, by row
+        self._processes: dict[int, tuple[float, float]] = {}
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
         self._started_at = int(time.time())
         self._session: aiohttp.ClientSession
@@ -282,7 +283,7 @@ class Gateway:
             kv_used_share=load.kv_usage,
             prefix=counters,
         )
-        self._notice_restart(row, load)
+        self._notice_restart(row, load, sent_s)
         if load.block_size not in (None, block_tokens) and row not in self._warned_sizes:
             self._warned_sizes.add(row)
             log.warning(
@@ -291,17 +292,17 @@ class Gateway:
                 *(self._fleet.replicas[row].name, load.block_size, block_tokens),
             )
 
-    def _notice_restart(self, row: int, load: Load) -> None:
+    def _notice_restart(self, row: int, load: Load, asked_s: float) -> None:
         """A process that started anew, or sleeps, holds nothing, whether or not its event stream said so."""
-        restarted = load.started_s is not None and (
-            self._process_started_s.setdefault(row, load.started_s) != load.started_s
-        )
-        if restarted and load.started_s is not None:
-            self._process_started_s[row] = load.started_s
-            log.warning("%s was restarted: what it held is forgotten", self._fleet.replicas[row].name)
-        if restarted or load.asleep:
+        if load.asleep:
             self._core.directory.clear(row)
-        if restarted:
+        if load.started_s is None:
+            return
+        started_s, alive_s = self._processes.get(row, (load.started_s, asked_s))
+        self._processes[row] = load.started_s, asked_s
+        if started_s != load.started_s:
+            log.warning("%s was restarted: what it held is forgotten", self._fleet.replicas[row].name)
+            self._sources.restarted(row, since_s=alive_s)
             self._core.dispatcher.learning.restarted(row)
 
     def _on_up(self, row: int, models: tuple[str, ...]) -> None:

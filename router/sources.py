@@ -125,6 +125,22 @@ class EventSources:
             if row in self._guessed:
                 self._guess(row)
 
+    def restarted(self, row: int, *, since_s: float) -> None:
+        """The process of `row` is another one than at `since_s`, router's clock, and the old one's cache is gone.
+
+        A stream that has noticed that by itself keeps what it has heard since. Another one forgets, and reads what the
+        new process has said so far where it can be asked; else it is degraded until that process clears itself.
+        """
+        stream = self._stream_of(row)
+        if stream is None:
+            self._directory.clear(row)
+        elif stream.began_s > since_s:
+            return
+        elif (subscriber := self.subscribers.get(self._names[row])) is not None:
+            subscriber.start_over()
+        else:  # the numbers heard so far stay: those of the new process are told from them
+            stream.lose_history()
+
     def is_guessed(self, row: int) -> bool:
         """Whether what `row` holds is guessed from what was sent there."""
         return row in self._guessed
@@ -328,6 +344,17 @@ class EventSources:
         return Stream(name, self._apply_store, clear, first_seq=intake.FIRST_SEQ, clock=self._clock)
 
     # What operators see
+
+    def _stream_of(self, row: int) -> Stream | None:
+        """What tells of `row`, whichever way it comes; None when nothing does, or has yet."""
+        name = self._names[row]
+        if name in self.subscribers:
+            return self.subscribers[name].stream
+        if name in self._intake.streams:
+            return self._intake.streams[name].stream
+        shared = self.shared.get(self._events.get(row, ""))
+        streams = [] if shared is None else shared.streams.values()
+        return next((stream for stream in streams if stream.name == name), None)
 
     def _report(self, row: int, now_s: float) -> SourceReport:
         name = self._names[row]

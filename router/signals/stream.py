@@ -65,6 +65,7 @@ class Stream:
         self._apply = apply
         self._cleared = cleared
         self._clock = clock
+        self.began_s = float("-inf")  # when it last forgot everything: what is believed now was heard since
         self._foreign: frozenset[str] = frozenset()  # unknown media in which something was stored: it never counts
 
     def decoded(self, payload: bytes) -> Batch | None:
@@ -143,6 +144,7 @@ class Stream:
         """A new process: nothing heard before counts, and its history is yet to be heard."""
         self._cleared()
         self.sequence.reset()
+        self.began_s = self._clock()
 
     def lose_history(self) -> None:
         """Removals may be among what is missing, so nothing heard before can be believed."""

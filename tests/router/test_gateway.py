@@ -140,6 +140,23 @@ async def test_posted_events_reach_the_directory_with_the_key_alone(monkeypatch:
         assert 'tfirst_event_source_state{source="r0",state="live"} 1.0' in await router.metrics()
 
 
+async def test_a_process_that_started_anew_loses_what_was_posted_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ADMIN_KEY", "s3cret")
+    engine = Engine(PAGE + "process_start_time_seconds 1.0\n")
+    async with running(engine, admin_key_env="ADMIN_KEY", load=LoadConfig(period_s=0.02)) as router:
+        await router.until(lambda shown: shown["replicas"][0]["foreign_waiting"])
+        await router.post_events(a_push("r0"), KEY)
+        assert (await router.fleet())["directory_blocks"]["hbm"] == 1
+        engine.page = PAGE + "process_start_time_seconds 2.0\n"
+        shown = await router.until(lambda shown: shown["directory_blocks"]["hbm"] == 0)
+        assert shown["event_sources"][0]["state"] == "degraded"
+        await router.post_events({**a_push("r0"), "incarnation": 2}, KEY)
+        shown = await router.until(lambda shown: shown["directory_blocks"]["hbm"] == 1)
+        assert shown["event_sources"][0]["state"] == "live"
+
+
 async def test_without_an_admin_key_nobody_may_post() -> None:
     async with running(Engine()) as router:
         assert (await router.post_events(a_push("r0"), KEY))[0] == 403

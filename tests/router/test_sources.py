@@ -302,6 +302,60 @@ async def test_a_store_that_posts_is_understood_although_no_replica_names_a_sour
         assert found.directory.match(chain_of(P)).store_blocks == 256
 
 
+# A process that was restarted, by evidence beside its events
+
+
+async def test_a_restart_the_stream_has_noticed_costs_nothing_when_a_poll_notices_it_too() -> None:
+    clock = asyncio.get_running_loop().time
+    async with Publisher() as engine, following(a_fleet(a_replica("a", events=engine.events))) as found:
+        await engine.subscribed()
+        await engine.publish(0, payload(stored_map(P, 1)))
+        await until(lambda: found.credit(P) == [256])
+        alive_s = clock()
+        await engine.publish(0, payload(stored_map(Q, 9001), ts_s=2.0))
+        await until(lambda: found.credit(Q) == [256])
+        found.sources.restarted(0, since_s=alive_s)
+        assert (found.credit(P), found.credit(Q), found.states()) == ([0], [256], {"a": State.LIVE})
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_a_restart_the_stream_has_not_noticed_drops_its_view_and_asks_for_the_first_batch(replays: bool) -> None:
+    clock = asyncio.get_running_loop().time
+    async with Publisher() as engine:
+        replica = a_replica("a", events=engine.events, replay=engine.replay if replays else None)
+        async with following(a_fleet(replica)) as found:
+            await engine.subscribed()
+            await engine.publish(0, payload(stored_map(P, 1)))
+            await until(lambda: found.credit(P) == [256])
+            alive_s = clock()
+            engine.history[:] = [(0, payload(stored_map(Q, 9001), ts_s=2.0))]  # said by the new process, and lost
+            found.sources.restarted(0, since_s=alive_s)
+            assert (found.credit(P), found.states()) == ([0], {"a": State.DEGRADED})
+            if replays:
+                await until(lambda: found.states() == {"a": State.LIVE})
+                assert found.credit(Q) == [256]
+            await engine.publish(1, payload(stored_map(Q[:16], 10_001, parent=9256), ts_s=3.0))
+            await until(lambda: found.sources.subscribers["a"].sequence.last == 1)
+            assert found.states() == {"a": State.LIVE if replays else State.DEGRADED}
+
+
+async def test_a_restart_behind_posted_events_degrades_them_and_repeats_bring_nothing_back() -> None:
+    async with following(a_fleet(a_replica("a"), a_replica("b"))) as found:
+        found.sources.pushed(a_push("a"), "application/json")
+        found.sources.restarted(0, since_s=asyncio.get_running_loop().time())
+        assert (found.credit(P), found.states()["a"]) == ([0, 0], State.DEGRADED)
+        assert found.sources.pushed(a_push("a"), "application/json")[1]["duplicates"] == 1
+        assert found.credit(P) == [0, 0]
+
+
+async def test_a_restart_of_a_replica_that_is_guessed_empties_the_guess() -> None:
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        found.directory.sent(0, chain_of(P), 1.0)
+        found.sources.restarted(0, since_s=0.0)
+        assert found.credit(P) == [0]
+
+
 # What is posted
 
 
