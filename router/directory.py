@@ -310,7 +310,7 @@ class Directory:
         if self._expected:
             self._expected.lapse(now_s)
             chain = hashes.tolist() if isinstance(hashes, np.ndarray) else hashes
-            expected = np.maximum(hbm, self._expected.leading(chain, self.rows))
+            expected = np.maximum(hbm, self._whole(self._expected.leading(chain, self.rows)))
         return Match(
             *(hbm, host, host_reach, disk_reach, in_store, expected, self._approximate),
             _ages=partial(self._ages, hashes, now_s),
@@ -378,6 +378,10 @@ class Directory:
                 doubted = {other.tier for other in doubts if (other.holder, other.depth) == (row, depth)}
                 if not together or not self._tiers_of(row, int(hashes[depth])).intersection(tiers) - doubted:
                     counts[row] = depth
+        return self._whole(counts)
+
+    def _whole(self, counts: Int32s) -> Int32s:
+        """Those counts, changed to whole blocks of engines whose blocks are several of ours."""
         for row in self._coarse:
             counts[row] -= counts[row] % self._sources[row].parts
         return counts

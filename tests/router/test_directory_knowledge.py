@@ -81,6 +81,14 @@ def test_a_reuse_that_is_not_shorter_than_what_was_expected_contradicts_nothing(
     assert directory.stats().expected == 1
 
 
+def test_what_is_expected_of_an_engine_with_larger_blocks_is_whole_blocks_of_it_too() -> None:
+    directory = a_directory()
+    directory.apply(0, batch(Stored([1], None, array("I", P[:64]), 64, Tier.HBM)), 1.0)
+    for row in range(2):
+        directory.expect(row, CHAIN[:7], 1.0)
+    assert directory.match(CHAIN).expected_blocks.tolist() == [4, 7]
+
+
 def test_requests_in_flight_are_bounded_in_blocks() -> None:
     directory = a_directory(expected_limit=100)
     for start in range(40):
