@@ -18,7 +18,6 @@ from estimators.model_prior import KNOWN_SPREAD
 from estimators.paths import COLUMN, Path
 from estimators.prefetch import Hold
 from estimators.request import RequestFacts
-from estimators.routes import Held
 from estimators.view import FleetView
 from policies.base import Choice, Policy
 from router.actions import Action, Cause, Ended, Outcome, Refuse, Send
@@ -323,9 +322,9 @@ class Dispatcher:
         policy = self._policy if request.generates else self._by_load
         choice = policy.choose(request, view, estimates)
         booking = self._book(request, choice, estimates, now_s)
-        notes = Notes(estimates, choice, view, now_s)
+        notes = Notes(estimates, choice, held, view, now_s)
         self._note(receipt, choice, estimates)
-        self._note_chosen(notes.chosen, booking, held, now_s)
+        self._note_chosen(notes.chosen, booking, now_s)
         if request.explain:
             receipt.candidates, receipt.chosen = notes.candidates()
         receipt.placed_s = now_s - arrived_at_s
@@ -393,14 +392,12 @@ class Dispatcher:
         receipt.arrival_rps = around.arrival_rps
         receipt.mean_compute_s = around.mean_compute_s
 
-    def _note_chosen(self, chosen: Candidate, booking: Booking, held: Held, now_s: float) -> None:
+    def _note_chosen(self, chosen: Candidate, booking: Booking, now_s: float) -> None:
         """What is worked out for the chosen candidate alone."""
         row = booking.row
         chosen.first_token_p90_s, chosen.first_token_p99_s = booking.forecast.quantiles_s
         chosen.evidence = self.learning.evidence_of(booking, now_s)
         chosen.discipline = self.view.disciplines[row].value if chosen.fetched_tokens else None
-        guessed = held.approximate is not None and chosen.local_tokens > 0 and bool(held.approximate[row])
-        chosen.approximate = guessed or (held.store_approximate and booking.path is Path.REMOTE)
 
     # What caches turn out to hold
 

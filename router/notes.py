@@ -15,6 +15,7 @@ import numpy as np
 
 from estimators.estimates import Estimates
 from estimators.paths import COLUMN, PATHS, Path
+from estimators.routes import Held
 from estimators.view import FleetView
 from policies.base import Choice
 from router.learning import calibration_state
@@ -24,13 +25,15 @@ _LOCAL = COLUMN[Path.LOCAL]
 
 
 class Notes:
-    """One decision, made at `now_s`."""
+    """One decision, made at `now_s` by what is `held`."""
 
-    __slots__ = ("_age_s", "_choice", "_estimates", "_names", "_samples", "chosen")
+    __slots__ = ("_age_s", "_choice", "_estimates", "_guessed", "_names", "_samples", "_store_guessed", "chosen")
 
-    def __init__(self, estimates: Estimates, choice: Choice, view: FleetView, now_s: float) -> None:
+    def __init__(self, estimates: Estimates, choice: Choice, held: Held, view: FleetView, now_s: float) -> None:
         self._estimates = estimates
         self._choice = choice
+        self._guessed = held.approximate
+        self._store_guessed = held.store_approximate
         self._names = view.names
         self._age_s = now_s - view.sampled_at_s
         self._samples = view.samples.copy()
@@ -41,6 +44,7 @@ class Notes:
         estimates, row, path = self._estimates, self._choice.row, self._choice.path
         at = COLUMN[path], row
         local = 0 if path is Path.RECOMPUTE else int(estimates.reused_tokens[_LOCAL, row])
+        fetched = int(estimates.reused_tokens[at]) - local
         age_s = self._age_s.item(row)
         return Candidate(
             replica=self._names[row],
@@ -52,13 +56,24 @@ class Notes:
             expected_s=estimates.expected_s.item(at),
             hit_probability=estimates.hit_probability.item(at),
             local_tokens=local,
-            fetched_tokens=int(estimates.reused_tokens[at]) - local,
+            fetched_tokens=fetched,
             pace_s=estimates.pace_s.item(row),
             queue_price_s=estimates.queue_price_s.item(at),
             decode_price_s=estimates.decode_price_s.item(at),
             signal_age_s=None if isnan(age_s) else age_s,
             calibration=calibration_state(self._samples.item(row)),
+            approximate=self._is_guess(row, path, local, fetched),
         )
+
+    def _is_guess(self, row: int, path: Path, local: int, fetched: int) -> bool:
+        """Whether some of what this candidate reuses is there by guess: its own copies, its peer's or the store's."""
+        guessed, peers = self._guessed, self._estimates.peers
+        if path is Path.REMOTE and fetched and self._store_guessed:
+            return True
+        if guessed is None:
+            return False
+        from_guess = path is Path.PEER and fetched > 0 and peers is not None and bool(guessed[peers[row]])
+        return from_guess or (local > 0 and bool(guessed[row]))
 
     def candidates(self) -> tuple[list[Candidate], int | None]:
         """All that were possible, and the place of the chosen one among them; None where it was not possible."""
@@ -83,6 +98,7 @@ class Notes:
             strict=True,
         )
         candidates: list[Candidate] = []
+        guesses = self._store_guessed or (self._guessed is not None and self._guessed.any())
         # fmt: off
         for (
             column, row, queue, fetch, compute, first, mean, hit, local, reused, pace, behind, beside, age_s, samples
@@ -113,4 +129,6 @@ class Notes:
                     calibration_state(samples),
                 )
             )
+            if guesses:
+                candidates[-1].approximate = self._is_guess(row, path, own, int(reused) - own)
         return candidates, chosen

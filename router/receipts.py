@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Candidate(msgspec.Struct):
     """One (replica, path) that was possible. Seconds from the choice; tokens of the prompt.
 
-    Fields from `first_token_p90_s` on are worked out for the chosen candidate alone.
+    Fields from `first_token_p90_s` to `discipline` are worked out for the chosen candidate alone.
     """
 
     replica: str
