@@ -8,7 +8,7 @@ Source    RFC 9110 section 7.6.1, RFC 9112 sections 3.2, 6 and 7
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -126,16 +126,19 @@ def upstream_head(
     body_bytes: int,
     request_id: bytes,
     forwarded: Forwarded,
-    extra: Iterable[tuple[bytes, bytes]],
+    extra: Collection[tuple[bytes, bytes]],
 ) -> bytes:
     """The head sent to a replica.
 
     host : its Host value
     prefix : path of its base URL, without a slash at the end; b"" for most
     body_bytes : length of the whole body, >= 0
+    extra : fields of the router's own, in place of the client's of the same names
     """
     seen: dict[bytes, bytes] = {}
     noted = _REQUEST_NOTED | head.named if head.named else _REQUEST_NOTED
+    if extra:
+        noted = noted.union(name.lower() for name, _ in extra)
     parts = [head.method, b" ", prefix, head.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
     for lower, name, value in head.headers:
         if lower in noted:
