@@ -152,11 +152,17 @@ class Directory:
                 source.clear()
 
     def drop_adapter(self, row: int, adapter: str) -> None:
-        """The adapter of this name was unloaded from `row`, or loaded anew, perhaps with other weights."""
+        """The adapter of this name was unloaded from `row`, or loaded anew, perhaps with other weights.
+
+        Whose prompts are in flight, or were guessed to be there, is not known: of those nothing is believed any more.
+        """
         self._settle()
-        source = self._sources.get(row)
+        self._expected.clear(row)
+        source, routed = self._sources.get(row), self._routed.get(row)
         if source is not None:
             source.drop_adapter(adapter)
+        if routed is not None:
+            routed.clear()
 
     def clear_store(self) -> None:
         """Believe nothing of the shared store any more."""

@@ -307,8 +307,10 @@ class Gateway:
 
     def _on_up(self, row: int, models: tuple[str, ...]) -> None:
         replica = self._fleet.replicas[row]
-        parents = self._poller.endpoints[(replica.url or "").rstrip("/")].parents
-        self._core.names.listed(row, models, parents)
+        listed = self._poller.endpoints[(replica.url or "").rstrip("/")]
+        for adapter in self._core.names.listed(row, models, listed.parents, listed.roots):
+            log.info("%s unloaded the adapter %s, or loaded it anew", replica.name, adapter)
+            self._core.directory.drop_adapter(row, adapter)
         self._core.dispatcher.replica_up(row, frozenset(models))
         base, _ = self._core.names.resolve(models[0] if models else "")
         self._sources.replica_up(row, base)

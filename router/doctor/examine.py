@@ -23,7 +23,7 @@ from router.doctor.tokenizing import Encode, compare
 from router.signals.discovery import sglang_load, sglang_sources, vllm_sources
 from router.signals.load import Load, together
 from router.signals.load_answers import loads_of_get_load, loads_of_v1
-from router.signals.poller import model_names
+from router.signals.poller import Listed, models_in
 from router.signals.prometheus_text import loads_of
 from router.signals.subscriber import Source
 
@@ -56,13 +56,13 @@ Replies = dict[str, Reply]
 async def examine(asker: Asker, server: Server, plan: Plan, rng: random.Random) -> Facts:
     """All facts about one server. Never raises for what a server or a network can do."""
     models = await asker.get("/v1/models")
-    names, parents = model_names(models.body) if models.trouble is None else ((), {})
+    names, parents, _ = models_in(models.body) if models.trouble is None else Listed()
     trouble = models.json_trouble("/v1/models")
     if trouble is not None:
         return Facts(url=server.url, listed=server.listed, trouble=trouble, wants_key=models.wants_key)
     replies = await _ask_all(asker)
     facts = facts_of(server, models.json(), replies)
-    facts = replace(facts, models=tuple(name for name in names if name not in parents), adapters=parents)
+    facts = replace(facts, models=tuple(name for name in names if name not in parents), adapters=dict(parents))
     sources, raw = server.sources or named_sources(server.url, replies)[0], pages.said_addresses(_sources(replies))
     model = facts.models[0] if facts.models else ""
     heard, probed = await _listen(asker, facts, plan, sources, {} if server.sources else raw, model, rng)

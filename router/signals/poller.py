@@ -17,10 +17,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -54,6 +55,7 @@ class Polled:
     rows : row -> rank label of its metrics, None for the sum over all ranks
     models : names it serves, adapters included; empty while unknown
     parents : adapter name -> name of its base model
+    roots : adapter name -> where its weights come from, as far as it is said
     load_route : where its load is read besides /metrics; None where /metrics is all there is
     """
 
@@ -64,7 +66,8 @@ class Polled:
     rounds: int = 0
     probes: int = 0
     models: tuple[str, ...] = ()
-    parents: dict[str, str] = field(default_factory=dict)
+    parents: Mapping[str, str] = field(default_factory=dict)
+    roots: Mapping[str, str] = field(default_factory=dict)
     load_route: str | None = None
     _reader: PageReader = field(default_factory=PageReader)
     _health_at_s: float = float("-inf")
@@ -81,7 +84,7 @@ class LoadPoller:
     ----------
     session : its headers are sent with every request
     on_load : (row, load, sent_s, received_s) after each answered question for the load; `Load()` when it holds nothing
-    on_up : (row, models) when an endpoint comes up, and again when the models it names change
+    on_up : (row, models) when an endpoint comes up, and again when the models it names or their weights change
     on_down : (row, reason) after `misses_to_down` bad rounds in a row
     period_s : seconds between the starts of two rounds, > 0; a slow round delays the next, never overlaps it
     health_period_s : least time between two questions for health, >= 0; an unanswered or missed one is followed at once
@@ -281,11 +284,13 @@ class LoadPoller:
 
     def _came_up(self, endpoint: Polled, models: Answer | None) -> None:
         endpoint.misses = 0
-        names, parents = model_names(models.body) if models is not None and models.status == 200 else ((), {})
-        if not names:  # a broken answer is no reason to stop serving what was named before
-            names, parents = endpoint.models, endpoint.parents
-        news = not endpoint.up or (names, parents) != (endpoint.models, endpoint.parents)
-        endpoint.models, endpoint.parents = names, parents  # before anybody is told, who may look them up here
+        known = Listed(endpoint.models, endpoint.parents, endpoint.roots)
+        listed = models_in(models.body) if models is not None and models.status == 200 else known
+        if not listed.names:  # a broken answer is no reason to stop serving what was named before
+            listed = known
+        news = not endpoint.up or listed != known
+        names, endpoint.parents, endpoint.roots = listed
+        endpoint.models = names  # before anybody is told, who may look them up here
         if news:
             for row in endpoint.rows:
                 self._on_up(row, names)
@@ -364,14 +369,23 @@ def _over(load: Load, page: Load) -> Load:
 _BUSY = frozenset({"running", "waiting", "kv_usage", "waiting_tokens", "used_tokens"})
 
 
-def model_names(body: bytes) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Names in an answer of /v1/models, and the base model of each adapter. A broken answer names none."""
+class Listed(NamedTuple):
+    """What an engine serves. parents, roots : as in `Polled`"""
+
+    names: tuple[str, ...] = ()
+    parents: Mapping[str, str] = MappingProxyType({})
+    roots: Mapping[str, str] = MappingProxyType({})
+
+
+def models_in(body: bytes) -> Listed:
+    """What an answer of /v1/models lists. A broken answer names nothing."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return (), {}
+        return Listed()
     cards: Any = answer.get("data") if isinstance(answer, dict) else None
     cards = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
     named = [card for card in cards if isinstance(card.get("id"), str)]
     parents = {card["id"]: card["parent"] for card in named if isinstance(card.get("parent"), str)}
-    return tuple(card["id"] for card in named), parents
+    roots = {card["id"]: card["root"] for card in named if card["id"] in parents and isinstance(card.get("root"), str)}
+    return Listed(tuple(card["id"] for card in named), parents, roots)

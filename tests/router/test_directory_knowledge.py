@@ -323,6 +323,19 @@ def test_a_prompt_longer_than_the_replica_leaves_its_head() -> None:
     assert directory.match(CHAIN).hbm_blocks.tolist() == [10]
 
 
+def test_an_adapter_that_is_gone_takes_what_was_guessed_and_expected_with_it() -> None:
+    directory = Directory(BLOCK, 2)
+    for row in range(2):
+        directory.add_routed(row, MODEL, 1000)
+        directory.sent(row, CHAIN[:64], 1.0)
+        directory.expect(row, CHAIN[:128], 1.0)
+    directory.drop_adapter(0, "ad-1")
+    match = directory.match(CHAIN)
+    assert (match.hbm_blocks.tolist(), match.expected_blocks.tolist()) == ([0, 64], [0, 128])
+    directory.sent(0, CHAIN[:32], 2.0)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [32, 64]
+
+
 def test_events_end_the_guess_and_a_clear_empties_it() -> None:
     directory = Directory(BLOCK, 2)
     for row in (0, 1):

@@ -18,6 +18,7 @@ from router.config import LoadConfig, LookUpConfig, OtherTiersConfig, ReceiptCon
 from router.errors import ConfigError
 from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
 from router.gateway import Gateway
+from router.signals import poller
 
 MODEL = "m"
 KEY = {"authorization": "Bearer s3cret"}
@@ -35,6 +36,7 @@ class Engine:
         self.answer_fields = answer_fields or {}
         self.sent: list[dict[str, str]] = []
         self.url = ""
+        self.adapters: dict[str, str] = {}  # name -> where its weights come from
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -48,7 +50,8 @@ class Engine:
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": MODEL}]})
+        adapters = [{"id": name, "parent": MODEL, "root": root} for name, root in self.adapters.items()]
+        return web.json_response({"data": [{"id": MODEL}, *adapters]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.page)
@@ -155,6 +158,27 @@ async def test_a_process_that_started_anew_loses_what_was_posted_for_the_one_bef
         await router.post_events({**a_push("r0"), "incarnation": 2}, KEY)
         shown = await router.until(lambda shown: shown["directory_blocks"]["hbm"] == 1)
         assert shown["event_sources"][0]["state"] == "live"
+
+
+@pytest.mark.parametrize("then", [{}, {"ad-1": "/new"}])
+async def test_an_adapter_that_left_or_came_anew_under_its_name_loses_its_credit(
+    then: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADMIN_KEY", "s3cret")
+    monkeypatch.setattr(poller, "_MODELS_EVERY", 1)
+    engine = Engine()
+    engine.adapters = {"ad-1": "/old", "ad-2": "/old"}
+    async with running(engine, admin_key_env="ADMIN_KEY", load=LoadConfig(period_s=0.02)) as router:
+        push = a_push("r0")
+        (event,) = push["batches"][0]["events"]
+        push["batches"][0]["events"] = [
+            {**event, "lora_name": f"ad-{number}", "block_hashes": [number]} for number in (1, 2)
+        ]
+        await router.post_events(push, KEY)
+        assert (await router.fleet())["directory_blocks"]["hbm"] == 2
+        engine.adapters = {**then, "ad-2": "/old"}
+        shown = await router.until(lambda shown: shown["directory_blocks"]["hbm"] < 2)
+        assert (shown["directory_blocks"]["hbm"], shown["event_sources"][0]["state"]) == (1, "live")
 
 
 async def test_without_an_admin_key_nobody_may_post() -> None:

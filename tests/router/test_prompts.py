@@ -238,6 +238,17 @@ def test_a_replica_that_lists_other_names_than_before_no_longer_has_the_old_ones
     assert names.resolve("old") == ("old", "")
 
 
+def test_adapters_that_left_or_have_other_weights_under_their_name_are_named() -> None:
+    names = ModelNames()
+    parents, roots = {"a": "m", "b": "m", "c": "m"}, {"a": "/a", "b": "/b"}
+    assert names.listed(0, ["m", "a", "b", "c"], parents, roots) == []
+    assert names.listed(0, ["m", "a", "b", "c"], parents, roots) == []
+    assert names.listed(1, ["m"], {}) == [], "another replica"
+    assert names.listed(0, ["m", "c", "b", "a"], parents, {"a": "/a", "b": "/b2"}) == ["b"]
+    assert names.listed(0, ["m", "c", "n"], {"c": "n"}) == ["c", "b", "a"]
+    assert names.listed(0, ["m", "a"], parents, roots) == ["c"]
+
+
 def test_an_alias_shares_the_cache_of_its_model_and_an_adapter_has_its_own() -> None:
     names = ModelNames()
     names.listed(0, ["base", "alias", "lora"], {"lora": "base"})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router.signals.load import Load
-from router.signals.poller import LoadPoller, model_names
+from router.signals.poller import Listed, LoadPoller, models_in
 
 CARDS = {"data": [{"id": "m1", "parent": None}, {"id": "ad-1", "parent": "m1"}]}
 PAGE = 'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 5\n'
@@ -414,7 +415,7 @@ async def test_a_huge_page_is_read_while_others_run() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"data": 5}', b'{"data": [null, {"id": 7}]}', b"\xff"])
 def test_a_broken_model_list_names_nothing(body: bytes) -> None:
-    assert model_names(body) == ((), {})
+    assert models_in(body) == Listed()
 
 
 async def test_parents_of_adapters_can_be_looked_up_when_a_replica_is_reported_up() -> None:
@@ -429,6 +430,11 @@ async def test_parents_of_adapters_can_be_looked_up_when_a_replica_is_reported_u
         poller.watch(0, url)
         await poller.poll_once(poller.endpoints[url])
     assert seen == [{"ad-1": "m1"}]
+
+
+def test_a_model_list_tells_where_the_weights_of_adapters_come_from() -> None:
+    cards = [{"id": "m", "root": "/m"}, {"id": "a", "parent": "m", "root": "/a"}, {"id": "b", "parent": "m", "root": 5}]
+    assert models_in(json.dumps({"data": cards}).encode()) == Listed(("m", "a", "b"), {"a": "m", "b": "m"}, {"a": "/a"})
 
 
 def test_settings_out_of_range_are_refused() -> None:
