@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 ASK_AGAIN_S = 30.0  # between two questions to a replica that named no event source
 STORE_FIRST_SEQ = 1  # the Mooncake master numbers its batches from 1
 GUESSED_BLOCKS = 2048  # taken for the size of a cache that nobody tells: forgets early rather than believe what is gone
+FORGET_AFTER_S = 10.0  # how long a publisher that is gone is believed
 GRACE_S = 30.0  # engines need a moment after they come up before their first event
 _WATCH_PERIOD_S = 1.0
 
@@ -50,6 +51,7 @@ class EventSources:
 
     on_pushed_load : (row, load, now_s) for each report of a load socket; without it load sockets are left alone
     grace_s : how long a replica that is given requests may be silent before an operator is warned
+    forget_after_s : how long what a publisher said is believed once it is not connected, or has not posted, > 0
 
     Raises
     ------
@@ -65,6 +67,7 @@ class EventSources:
         *,
         on_pushed_load: Callable[[int, Load, float], object] | None = None,
         grace_s: float = GRACE_S,
+        forget_after_s: float = FORGET_AFTER_S,
     ) -> None:
         self._fleet = fleet
         self._directory = directory
@@ -86,9 +89,11 @@ class EventSources:
         self._capacities: dict[int, int] = {}  # blocks each replica has room for, by row
         self._served: Counter[str] = Counter()
         self._watch = SourceWatch(grace_s=grace_s, served=lambda name: self._served[name])
-        self._watch_period_s = min(_WATCH_PERIOD_S, grace_s)
+        self._forget_after_s = forget_after_s
+        self._watch_period_s = min(_WATCH_PERIOD_S, grace_s, forget_after_s)
         self._watching: asyncio.Task[None] | None = None
         self._intake = intake.Intake(self._pushed_stream)
+        self._posted_s: dict[str, float] = {}  # when each publisher that posts last did
         self.subscribers: dict[str, EventSubscriber] = {}  # by replica, and the store's
         self.shared: dict[str, SharedSubscriber] = {}  # by address
         self.load_listeners: dict[str, LoadListener] = {}  # by URL
@@ -104,8 +109,7 @@ class EventSources:
     def replica_up(self, row: int, model: str) -> None:
         """`row` is up and serves the base model `model`: follow what it announces."""
         self._models[row] = model
-        if self._watching is None:
-            self._watching = asyncio.get_running_loop().create_task(self._warn_of_the_missing(), name="event sources")
+        self._start_watching()
         if row in self._guessed:
             self._guess(row)  # it may serve another model now
         else:
@@ -158,6 +162,8 @@ class EventSources:
         refusal = self._refusal(push.source)
         if refusal is not None:
             return refusal
+        self._start_watching()
+        self._posted_s[push.source] = self._clock()
         result = self._intake.accept(push)
         assert result is not None, "a source that is not refused has a stream"
         return 200, {
@@ -297,7 +303,9 @@ class EventSources:
     def _subscribe(
         self, name: str, source: Source, apply: Callable[[Batch], object], cleared: Callable[[], object]
     ) -> None:
-        subscriber = EventSubscriber(source, apply, cleared, clock=self._clock, context=self._zmq)
+        subscriber = EventSubscriber(
+            source, apply, cleared, forget_after_s=self._forget_after_s, clock=self._clock, context=self._zmq
+        )
         self.subscribers[name] = subscriber
         subscriber.start()
 
@@ -378,13 +386,31 @@ class EventSources:
             return missing_report(name, Carrier.SHARED, address)
         return report_of(name, Carrier.SHARED, address, stream, now_s)
 
-    async def _warn_of_the_missing(self) -> None:
+    def _start_watching(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._keep_watch(), name="event sources")
+
+    async def _keep_watch(self) -> None:
         while True:
-            guessed = {self._names[row] for row in self._guessed}  # they were warned of by then
-            known = [report for report in self.reports() if report.name not in guessed]
-            for warning in self._watch.due(known, self._clock()):
-                log.warning("%s", warning)
+            self._forget_the_silent()
+            self._warn_of_the_missing()
             await asyncio.sleep(self._watch_period_s)
+
+    def _forget_the_silent(self) -> None:
+        """Nothing says that a sender of posts is still there but its posts, so one that stopped is taken to be gone."""
+        now_s = self._clock()
+        for name, posted in self._intake.streams.items():
+            stream = posted.stream
+            if stream.sequence.connected and now_s - self._posted_s[name] > self._forget_after_s:
+                log.warning("%s has posted nothing for %g s: what it said is forgotten", name, self._forget_after_s)
+                stream.sequence.connected = False
+                stream.lose_history()
+
+    def _warn_of_the_missing(self) -> None:
+        guessed = {self._names[row] for row in self._guessed}  # they were warned of by then
+        known = [report for report in self.reports() if report.name not in guessed]
+        for warning in self._watch.due(known, self._clock()):
+            log.warning("%s", warning)
 
 
 def event_addresses(fleet: Fleet) -> dict[int, str]:

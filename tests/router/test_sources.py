@@ -52,6 +52,23 @@ class Following:
         return {report.name: report.state for report in self.sources.reports()}
 
 
+class Now:
+    """A clock that stands still."""
+
+    def __init__(self) -> None:
+        self.s = 100.0
+        self._reads = 0
+
+    def __call__(self) -> float:
+        self._reads += 1
+        return self.s
+
+    async def read_again(self) -> None:
+        """Wait until those who watch it have looked once more."""
+        enough = self._reads + 8
+        await until(lambda: self._reads > enough)
+
+
 @asynccontextmanager
 async def following(
     fleet: Fleet,
@@ -59,10 +76,11 @@ async def following(
     grace_s: float = 30.0,
     up: bool = True,
     on_pushed_load: Callable[[int, Load, float], object] | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> AsyncIterator[Following]:
     directory = Directory(BLOCK, len(fleet.replicas))
     async with aiohttp.ClientSession() as session:
-        clock = asyncio.get_running_loop().time
+        clock = clock or asyncio.get_running_loop().time
         sources = EventSources(fleet, directory, session, clock, on_pushed_load=on_pushed_load, grace_s=grace_s)
         try:
             sources.follow_store()
@@ -380,6 +398,24 @@ async def test_a_store_may_post_and_its_blocks_are_everybodys() -> None:
         status, _ = found.sources.pushed(a_push("store"), "application/json")
         assert (status, found.directory.match(chain_of(P)).store_blocks) == (200, 256)
         assert found.states()["store"] is State.LIVE
+
+
+@pytest.mark.parametrize("source", ["a", "store"])
+async def test_a_sender_that_has_stopped_is_not_believed_for_ever(source: str) -> None:
+    now = Now()
+    async with following(a_fleet(a_replica("a")), clock=now, grace_s=0.01) as found:
+        found.sources.pushed(a_push(source), "application/json")
+        for _ in range(3):  # nothing to tell, and still there
+            now.s += 8.0
+            await now.read_again()
+            empty = {"source": source, "incarnation": 1, "batches": []}
+            assert found.sources.pushed(msgspec.json.encode(empty), "application/json")[1]["state"] == "live"
+        assert sum(found.directory.stats().blocks.values()) == 256
+        now.s += 11.0
+        await until(lambda: found.states()[source] is State.DEGRADED)
+        assert sum(found.directory.stats().blocks.values()) == 0
+        answer = found.sources.pushed(a_push(source), "application/json")[1]
+        assert (answer["duplicates"], answer["state"]) == (1, "degraded"), "a late repeat brings nothing back"
 
 
 async def test_a_push_that_cannot_be_taken_says_why_and_changes_nothing() -> None:
