@@ -141,10 +141,11 @@ class Intake:
             done.mismatched += 1
 
     def _group_counts(self, event: Stored) -> bool:
-        """Removals name no kind, so what a store says of its group is remembered."""
+        """Removals name no kind, so what a store says of its group is remembered; what cannot be does not count."""
         counts = kind_counts(event.kind, event.group)
-        if event.group in self._kept_groups or len(self._kept_groups) < _MAX_GROUPS:
-            self._kept_groups[event.group] = counts
+        if event.group not in self._kept_groups and len(self._kept_groups) >= _MAX_GROUPS:
+            return counts and event.group == 0  # the one that removals are taken to be of
+        self._kept_groups[event.group] = counts
         return counts
 
     def _named(self, event: Stored, tier: Tier, done: Applied) -> None:
