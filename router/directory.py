@@ -86,6 +86,7 @@ class Directory:
             self._ledger,
             rows,
             self._sources,
+            models=self._models,
             block_tokens=block_tokens,
             limit=source_limit,
             memory_limit=memory_limit,
@@ -391,6 +392,11 @@ class Directory:
         for row in self._coarse:
             counts[row] -= counts[row] % self._sources[row].parts
         return counts
+
+    def _models(self) -> set[str]:
+        claims = [source.claims for source in self._sources.values()]
+        claims += [routed.claims for routed in self._routed.values()]
+        return {one.model for one in claims}
 
     def _tiers_of(self, row: int, block: int) -> set[Tier]:
         return {tier for tier, who in self._ledger.books.index.holders(block).items() if row in who}

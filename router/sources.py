@@ -257,9 +257,7 @@ class EventSources:
     # Streams and the directory behind them
 
     def _guess_for_want_of_events(self, url: str) -> None:
-        """Its ranks named no source. A store's events are explained by sources alone, so there they stay registered."""
-        if STORE_NAME in self.subscribers or STORE_NAME in self._intake.streams:
-            return
+        """Its ranks named no source."""
         for row in self._ranks[url]:
             name = self._names[row]
             if row not in self._models or row in self._events or self._stream_report(name, self._clock()) is not None:
@@ -346,8 +344,6 @@ class EventSources:
     def _pushed_stream(self, name: str) -> Stream:
         if name != STORE_NAME:
             return self._stream(self._row(name), one_copy=True, first_seq=intake.FIRST_SEQ)
-        for row in list(self._guessed):  # see `_guess_for_want_of_events`
-            self._register(row, one_copy=False)
         clear = self._directory.clear_store
         return Stream(name, self._apply_store, clear, first_seq=intake.FIRST_SEQ, clock=self._clock)
 

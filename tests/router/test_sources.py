@@ -303,14 +303,16 @@ async def test_what_is_announced_takes_the_place_of_what_was_guessed() -> None:
         assert (found.credit(P), found.credit(Q)) == ([0], [256])
 
 
-async def test_where_a_store_is_followed_nothing_is_guessed_since_only_sources_explain_its_hashes() -> None:
-    asked: list[str] = []
-    async with an_endpoint({}, asked=asked) as url:
-        fleet = a_fleet(a_replica("a", url=url), store_events=NOWHERE)
-        async with following(fleet) as found, aiohttp.ClientSession() as session:
-            await until(lambda: "/server_info" in asked)
-            async with session.get(url):  # the router has had its answer by the time of this one
-                assert not found.sources.is_guessed(0)
+async def test_what_a_replica_holds_is_guessed_beside_a_store_too_and_the_store_is_understood() -> None:
+    async with Publisher() as store, an_endpoint({}) as url:
+        fleet = a_fleet(a_replica("a", url=url), store_events=store.events)
+        async with following(fleet) as found:
+            await until(lambda: found.sources.is_guessed(0))
+            found.directory.sent(0, chain_of(Q), 1.0)
+            await store.subscribed()
+            await store.publish(1, payload(stored_map(P, 1)))
+            await until(lambda: found.directory.match(chain_of(P)).store_blocks == 256)
+            assert (found.credit(P), found.credit(Q)) == ([0], [256])
 
 
 async def test_a_store_that_posts_is_understood_although_no_replica_names_a_source() -> None:
@@ -318,6 +320,7 @@ async def test_a_store_that_posts_is_understood_although_no_replica_names_a_sour
         await until(lambda: found.sources.is_guessed(0))
         assert found.sources.pushed(a_push("store"), "application/json")[0] == 200
         assert found.directory.match(chain_of(P)).store_blocks == 256
+        assert found.sources.is_guessed(0)
 
 
 # A process that was restarted, by evidence beside its events
