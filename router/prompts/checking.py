@@ -106,4 +106,4 @@ class EngineCheck:
                 theirs = await tokenize(self._session, url, questions_of(probe, self._engine)[0])
         except TimeoutError:
             raise NoTokens(Unread.LATE) from None
-        return prompts_in(theirs) == [ours.ids]
+        return ours.ids is not None and prompts_in(theirs) == prompts_in(ours.ids)

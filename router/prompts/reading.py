@@ -1,8 +1,8 @@
 """Reads every request's prompt: at once where that is quick, beside the event loop where it is not.
 
 Model     token ids in a small body are read where they are; text goes to the token source; a body over 256 KiB is
-          scanned in slices and its prompt read by another process; over 4 MiB only its fields are, and it is placed by
-          length. Whatever goes wrong, the request is placed
+          scanned in slices and its prompt read by another process; over 4 MiB, or with an odd field of more than
+          64 KiB, only its fields are, and it is placed by length. Whatever goes wrong, the request is placed
 Valid     inside a running loop; a read never takes longer than the source's limit and the scan of its body
 Blind to  what the engine makes of it: `agreement.py` compares
 """
@@ -14,16 +14,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 
-import msgspec
-
 from estimators.request import RequestFacts
 from router.actions import Refuse
 from router.http.contract import Rewritten
 from router.prompts.agreement import Agreement, State
-from router.prompts.body import Body, ids_given
+from router.prompts.body import Body, ids_at_top, ids_given
 from router.prompts.forms import asked_of, text_parts
 from router.prompts.reader import LARGEST_WALK, Head, PromptReader, Question, bad_prompt, ids_in_sample, not_json
-from router.prompts.scan import body_at, finished, spans_of
+from router.prompts.scan import Span, body_at, left_out, spans_of
 from router.routes import Route, classify
 from router.tokenizing.asked import Asked, Form, NoTokens, TokenSource, Unread, Wanted
 from router.tokenizing.workers import LARGE_BYTES, BadIds, Workers
@@ -38,7 +36,6 @@ _WORTH_A_WARNING = {
     Unread.WORKER_LOST: "a process that reads prompts was lost",
     Unread.BUSY: "more prompts wait to be tokenised than may (prompts.most_waiting)",
 }
-_encode = msgspec.json.Encoder().encode
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +109,9 @@ class PromptReading:
             return None
         return asked_of(question.head.path, question.fields, model=question.base, name=question.model)
 
-    async def _read_text(self, question: Question, asked: Asked, body: bytes) -> Read:
+    async def _read_text(
+        self, question: Question, asked: Asked, body: bytes, spans: dict[str, Span] | None = None
+    ) -> Read:
         assert self._source is not None, "text is asked for where there is a source"
         state = self._agreement.state(asked.model, asked.form, self._clock())
         forwards = self._forwards and state is State.AGREES and may_forward(question.fields, asked)
@@ -132,8 +131,16 @@ class PromptReading:
         self.counts["tokenised" if trusted else Unread.DISAGREES.value] += 1
         facts = self._reader.by_tokens(question, tokens, asked.form, trusted=trusted)
         if forwards and tokens.ids is not None:
-            return Rewritten(facts, with_ids(body, tokens.ids))
+            return await self._with_ids(facts, body, tokens.ids, spans)
         return facts
+
+    async def _with_ids(self, facts: RequestFacts, body: bytes, ids: bytes, spans: dict[str, Span] | None) -> Read:
+        """The body with its `prompt` replaced by token ids, and not a byte else."""
+        try:
+            start, end = (spans or await self._spans_of(body))["prompt"]
+        except ValueError:  # JSON in another encoding than UTF-8, which Python reads too: it goes on as it is
+            return facts
+        return Rewritten(facts, b"".join((body[:start], ids, body[end:])))
 
     async def _without_tokens(self, question: Question, why: Unread | None, body: bytes) -> RequestFacts:
         """Facts by length, which takes another process where the body is large."""
@@ -161,7 +168,8 @@ class PromptReading:
 
     async def _read_large(self, head: Head, body: bytes) -> Read:
         try:
-            fields = await self._fields_of(body)
+            spans = await self._spans_of(body)
+            fields = body_at(body, spans)
         except ValueError as exc:
             if classify(head.method, head.path) is Route.GENERATE:
                 return not_json(exc)
@@ -171,26 +179,28 @@ class PromptReading:
         question = self._reader.question_about(head, fields)
         if isinstance(question, Refuse):
             return question
+        if len(body) > LARGEST_WALK or left_out(spans):
+            return self._too_large(question)
         ids = ids_given(fields)
-        if len(body) > LARGEST_WALK:
-            return self._too_large(question, ids)
         if ids is not None:
             facts = await self._read_long_ids(question, ids, body)
             if facts is not None:
                 return facts
         asked = self._asked(question)
         if isinstance(asked, Asked):
-            return await self._read_text(question, asked, body)
+            return await self._read_text(question, asked, body, spans)
         return await self._without_tokens(question, asked, body)
 
-    async def _fields_of(self, body: bytes) -> Body:
+    async def _spans_of(self, body: bytes) -> dict[str, Span]:
+        """Where the fields lie; others get the loop after each slice. Raises `ValueError`."""
         async with self._scanning:
             scan = spans_of(body)
             while True:
                 try:
                     next(scan)
                 except StopIteration as done:
-                    return body_at(body, done.value)
+                    spans: dict[str, Span] = done.value
+                    return spans
                 await asyncio.sleep(0)
 
     async def _read_long_ids(self, question: Question, ids: memoryview, body: bytes) -> Read | None:
@@ -207,8 +217,9 @@ class PromptReading:
         self.counts["ids"] += 1
         return self._reader.by_tokens(question, tokens, None)
 
-    def _too_large(self, question: Question, ids: memoryview | None) -> RequestFacts:
+    def _too_large(self, question: Question) -> RequestFacts:
         self._count(Unread.TOO_LARGE, "")
+        ids = ids_at_top(question.fields)
         if ids is not None:
             return self._reader.by_count(question, ids_in_sample(ids))
         length = sum(map(len, text_parts(question.fields)))
@@ -235,9 +246,3 @@ def may_forward(fields: Body, asked: Asked) -> bool:
     return (
         asked.form is Form.TEXT and asked.prompt.startswith(b'"') and not fields.echo and len(fields.raw("prompt")) > 0
     )
-
-
-def with_ids(body: bytes, ids: list[int]) -> bytes:
-    """The body with its `prompt` replaced by token ids, and not a byte else."""
-    start, end = finished(spans_of(body, frozenset({"prompt"})))["prompt"]
-    return b"".join((body[:start], _encode(ids), body[end:]))

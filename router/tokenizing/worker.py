@@ -64,7 +64,7 @@ class Answer(msgspec.Struct, frozen=True):
     """What became of a job.
 
     why, detail : set when it came to nothing; refused : a sentence for the client, whose mistake it was
-    blocks, ids : 64-bit and 32-bit words of this machine
+    blocks : 64-bit words of this machine; ids : JSON
     """
 
     why: Unread | None = None
@@ -132,7 +132,7 @@ def _answer(prompts: list[list[int]] | list[array[int]], wanted: Wanted) -> Answ
         tokens=made.tokens,
         prompts=made.prompts,
         blocks=array("Q", made.blocks).tobytes(),
-        ids=None if made.ids is None else array("I", made.ids).tobytes(),
+        ids=made.ids,
     )
 
 

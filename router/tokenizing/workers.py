@@ -241,5 +241,5 @@ def _tokens_in(answer: Answer) -> Tokenised:
         tokens=answer.tokens,
         blocks=array("Q", answer.blocks).tolist(),
         prompts=answer.prompts,
-        ids=None if answer.ids is None else array("I", answer.ids).tolist(),
+        ids=answer.ids,
     )

@@ -249,6 +249,37 @@ async def test_others_get_the_loop_while_a_large_body_is_scanned() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("chat_template_kwargs", {"a": [1] * 40_000}),
+        ("session_id", "s" * 70_000),
+        ("cache_salt", "s" * 70_000),
+        ("model", "m" * 70_000),
+        ("tool_choice", {"function": {"name": "f" * 70_000}}),
+        ("echo", [True] * 20_000),
+    ],
+)
+@pytest.mark.parametrize("prompt", [IDS, "x" * 4000], ids=["ids", "text"])
+async def test_a_large_body_with_an_odd_field_is_placed_by_length_and_counted(
+    key: str, value: Any, prompt: Any
+) -> None:
+    source = Source()
+    async with reading(source, agreement=agreeing(), forwards=True, chunks=True) as made:
+        found = await facts(made, large(**{"model": "m", "prompt": prompt, "max_tokens": 3, key: value}), COMPLETIONS)
+    assert (found.chain, found.prompt_exact, found.max_tokens) == ([], False, 3)
+    assert found.prompt_tokens > 50
+    assert source.asked == []
+    assert made.counts == {"too_large": 1}
+
+
+async def test_of_ids_deep_in_a_body_over_the_limit_nothing_is_looked_at() -> None:
+    parameters = {"prompt_token_ids": [100_000] * 700_000}
+    async with reading() as made:
+        found = await facts(made, {"model": "m", "prompt": "x" * 400, "kv_transfer_params": parameters}, COMPLETIONS)
+    assert (found.prompt_tokens, made.counts) == (100, {"too_large": 1})
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         (b'["' + b"x" * LARGE_BYTES + b'"]', None),
@@ -308,6 +339,44 @@ async def test_text_of_a_completion_goes_on_as_ids_and_not_a_byte_else_changes()
     written = json.dumps(IDS, separators=(",", ":")).encode()
     assert found.body == b'{ "user":"\\"prompt\\":", "prompt" : ' + written + b' ,"x":1E-1, "model":"m"}'
     assert found.facts.chain == BLOCKS
+
+
+async def test_others_get_the_loop_while_ids_are_put_in_place_of_a_text_full_of_escapes() -> None:
+    """The body is cut up in slices, a small one too; the ids come as the bytes they go on as."""
+    for quotes, is_large in ((120_000, False), (600_000, True)):
+        body = b'{"model":"m","prompt":"' + b'\\"' * quotes + b'"}'
+        assert (len(body) > LARGE_BYTES) is is_large
+        turns = 0
+        async with reading(Source(), agreement=agreeing(), forwards=True) as made:
+            task = made.read(COMPLETIONS, body)
+            assert isinstance(task, asyncio.Task)
+            while not task.done():
+                turns += 1
+                await asyncio.sleep(0)
+        found = task.result()
+        assert isinstance(found, Rewritten)
+        assert found.body == b'{"model":"m","prompt":' + json.dumps(IDS, separators=(",", ":")).encode() + b"}"
+        assert turns >= len(body) // (128 * 1024)
+
+
+async def test_of_equal_keys_the_one_the_engine_reads_is_replaced() -> None:
+    body = b'{"prompt":"first","model":"m","prompt":"hi"}'
+    source = Source()
+    async with reading(source, agreement=agreeing(), forwards=True) as made:
+        found = await read(made, body, COMPLETIONS)
+    assert isinstance(found, Rewritten)
+    assert source.asked[0][0].prompt == b'"hi"'
+    assert found.body.startswith(b'{"prompt":"first","model":"m","prompt":[1,')
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+async def test_json_in_an_encoding_only_python_knows_is_read_and_goes_on_as_it_is_or_right(encoding: str) -> None:
+    body = json.dumps(TEXT).encode(encoding)
+    async with reading(Source(), agreement=agreeing(), forwards=True) as made:
+        found = await read(made, body, COMPLETIONS)
+    assert isinstance(found, RequestFacts | Rewritten)
+    if isinstance(found, Rewritten):
+        assert json.loads(found.body) == {**TEXT, "prompt": IDS}
 
 
 @pytest.mark.parametrize(

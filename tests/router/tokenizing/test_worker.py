@@ -40,7 +40,7 @@ def test_the_tokens_themselves_come_only_when_they_are_wanted(tmp_path: Path) ->
     wanted = msgspec.structs.replace(WANTED, ids=True)
     answer = a_desk(tmp_path).do(Tokenise(text("the quick"), wanted))
     assert answer.ids is not None
-    assert array("I", answer.ids).tolist() == a_tokenizer().encode("the quick").ids
+    assert json.loads(answer.ids) == a_tokenizer().encode("the quick").ids
 
 
 def test_each_model_has_its_own_tokenizer_or_none(tmp_path: Path) -> None:
