@@ -51,14 +51,14 @@ def loads_of_v1(body: bytes) -> dict[str, Load]:
     """Ranks in an answer of /v1/loads. What is no such answer names none."""
     answer = _json(body)
     entries = answer.get("loads") if isinstance(answer, dict) else None
-    return {_rank(entry): _load(entry) for entry in _entries(entries)}
+    return {_rank(entry, place): _load(entry) for place, entry in enumerate(_entries(entries))}
 
 
 def loads_of_get_load(body: bytes) -> dict[str, Load]:
     """Ranks in an answer of /get_load, whose `num_reqs` counts running and waiting together."""
     loads = {}
-    for entry in _entries(_json(body)):
-        load = loads[_rank(entry)] = Load()
+    for place, entry in enumerate(_entries(_json(body))):
+        load = loads[_rank(entry, place)] = Load()
         set_number(load, "waiting", entry.get("num_waiting_reqs"))
         set_number(load, "waiting_tokens", entry.get("num_pending_tokens"))
         set_number(load, "used_tokens", entry.get("num_tokens"))
@@ -86,7 +86,7 @@ def stat_of(payload: bytes) -> tuple[str, Load]:
     load = _load(entry)
     if load.kv_usage is None and load.used_tokens is not None and load.max_tokens:
         load.kv_usage = min(1.0, load.used_tokens / load.max_tokens)
-    return _rank(entry), load
+    return _rank(entry, 0), load
 
 
 def _load(entry: Mapping[str, Any]) -> Load:
@@ -96,9 +96,10 @@ def _load(entry: Mapping[str, Any]) -> Load:
     return load
 
 
-def _rank(entry: Mapping[str, Any]) -> str:
+def _rank(entry: Mapping[str, Any], place: int) -> str:
+    """The rank an entry names, else its place: several without one are several ranks."""
     rank = entry.get("dp_rank")
-    return str(rank) if type(rank) is int else "0"
+    return str(rank) if type(rank) is int else str(place)
 
 
 def _entries(entries: Any) -> list[dict[str, Any]]:
