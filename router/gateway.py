@@ -30,8 +30,10 @@ from router.learning import PrefixCounters
 from router.metrics import Metrics
 from router.prompts.production import Prompts
 from router.receipts import Receipt, ReceiptWriter
+from router.signals.fetch import body_of
 from router.signals.load import Load
 from router.signals.load_board import LoadBoard
+from router.signals.meaning import sizes_fit
 from router.signals.orca import RESPONSE_HEADER
 from router.signals.poller import LoadPoller
 from router.signals.prometheus_text import load_of
@@ -39,6 +41,8 @@ from router.sources import EventSources
 from router.views import Views
 
 log = logging.getLogger(__name__)
+
+_MAX_PAGE_BYTES = 8 << 20  # of /metrics
 
 
 class Gateway:
@@ -284,7 +288,8 @@ class Gateway:
             prefix=counters,
         )
         self._notice_restart(row, load, sent_s)
-        if load.block_size not in (None, block_tokens) and row not in self._warned_sizes:
+        fits = load.block_size is None or sizes_fit(block_tokens, load.block_size)
+        if not fits and row not in self._warned_sizes:
             self._warned_sizes.add(row)
             log.warning(
                 "%s has blocks of %s tokens, the router expects %d: its cache cannot be matched; set block_tokens in a"
@@ -387,8 +392,9 @@ async def reported_block_tokens(session: aiohttp.ClientSession, fleet: Fleet, ti
     async def ask(replica: ReplicaSpec) -> int | None:
         try:
             async with session.get(f"{replica.url}/metrics", timeout=timeout) as response:
-                return load_of(await response.text()).block_size
-        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+                page = await body_of(response, _MAX_PAGE_BYTES)
+                return load_of(page.decode("utf-8", errors="replace")).block_size
+        except (aiohttp.ClientError, TimeoutError, OSError):
             return None
 
     sizes = await asyncio.gather(*(ask(replica) for replica in fleet.replicas))

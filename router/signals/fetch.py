@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urljoin, urlsplit
 
+import aiohttp
 import httptools
 
 REDIRECTS = frozenset({301, 302, 307, 308})
@@ -29,6 +30,17 @@ class Answer:
 
     status: int
     body: bytes
+
+
+async def body_of(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """The body of an answer that aiohttp reads, cut at `most_bytes`: servers are not trusted with our memory."""
+    body = bytearray()
+    while len(body) < most_bytes:
+        piece = await response.content.read(most_bytes - len(body))
+        if not piece:
+            break
+        body += piece
+    return bytes(body)
 
 
 Done = Callable[[Answer | Exception], object]

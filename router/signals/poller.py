@@ -337,7 +337,10 @@ class LoadPoller:
             self._on_load(row, load if loads is page else _over(load, pick(page, rank)), sent_s, received_s)
 
     async def _read_page(self, endpoint: Polled, answer: Answer) -> None:
-        text = answer.body.decode("utf-8", errors="replace")
+        body = answer.body
+        if len(body) == _MAX_PAGE_BYTES:  # cut there, perhaps in the middle of a number
+            body = body[: body.rfind(b"\n") + 1]
+        text = body.decode("utf-8", errors="replace")
         for _ in endpoint._reader.slices(text):
             if len(text) > BIG_PAGE:
                 await asyncio.sleep(0)

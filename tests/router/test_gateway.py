@@ -228,6 +228,16 @@ async def test_load_that_answers_tell_is_taken_in_and_asked_for_only_where_confi
     assert ("endpoint-load-metrics-format" in engine.sent[0]) == asked
 
 
+@pytest.mark.parametrize(("engine_size", "warned"), [(64, False), (8, False), (24, True)])
+async def test_blocks_that_do_not_fit_are_warned_of_and_others_are_not(
+    engine_size: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines = Engine(), Engine(PAGE.replace('block_size="16"', f'block_size="{engine_size}"'))
+    async with running(*engines) as router:
+        await router.until(lambda shown: all(replica["foreign_waiting"] for replica in shown["replicas"]))
+    assert ("its cache cannot be matched" in caplog.text) is warned
+
+
 async def test_what_the_router_shows_is_json_with_every_part() -> None:
     async with running(Engine(), Engine()) as router:
         shown = await router.fleet()

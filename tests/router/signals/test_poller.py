@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from router.signals import poller as poller_module
 from router.signals.load import Load
 from router.signals.poller import Listed, LoadPoller, models_in
 
@@ -411,6 +412,17 @@ async def test_a_huge_page_is_read_while_others_run() -> None:
         await counting
     assert heard.loads[0][1].running == 8.0
     assert (reading.searches, turns > 15) == (1, True)
+
+
+async def test_a_page_that_is_too_long_is_cut_before_a_number_it_would_halve(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "vllm:num_requests_running 2\nvllm:num_requests_waiting 345\n"
+    monkeypatch.setattr(poller_module, "_MAX_PAGE_BYTES", len(line) - 2)
+    engine, heard = Engine(), Heard()
+    engine.metrics = (200, line)
+    async with engine.serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 1)
+    assert (heard.loads[0][1].running, heard.loads[0][1].waiting) == (2.0, None)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"data": 5}', b'{"data": [null, {"id": 7}]}', b"\xff"])
