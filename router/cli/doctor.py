@@ -98,7 +98,8 @@ def servers_of(
     if fleet is not None:
         if events is not None or replay is not None:
             raise ConfigError("--events and --replay do not go with --fleet: the file holds them")
-        return _servers_of_fleet(load_fleet(fleet).replicas)
+        file = load_fleet(fleet)
+        return _servers_of_fleet(file.replicas, file.block_tokens)
     named = list(dict.fromkeys(map(check_url, urls)))
     if replay is not None and events is None:
         raise ConfigError("--replay goes with --events")
@@ -111,7 +112,7 @@ def servers_of(
     return [Server(url=named[0], sources=(Source(events, replay),))]
 
 
-def _servers_of_fleet(replicas: Sequence[ReplicaSpec]) -> list[Server]:
+def _servers_of_fleet(replicas: Sequence[ReplicaSpec], block_tokens: int | None) -> list[Server]:
     servers = []
     for url, rows in rows_by_url([replica.url for replica in replicas]).items():
         try:
@@ -124,7 +125,7 @@ def _servers_of_fleet(replicas: Sequence[ReplicaSpec]) -> list[Server]:
             for rank, row in enumerate(rows)
             if row in events
         )
-        servers.append(Server(url=url, sources=sources, listed=len(rows)))
+        servers.append(Server(url=url, sources=sources, listed=len(rows), block_tokens=block_tokens))
     return servers
 
 

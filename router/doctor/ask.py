@@ -72,13 +72,13 @@ class Asker:
         self._has_key = has_key
 
     async def get(self, path: str) -> Reply:
-        return await self._ask("GET", path, None)
+        return await self._ask("GET", path, None, {})
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
-        return await self._ask("POST", path, msgspec.json.encode(body))
+    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
+        own = {"content-type": "application/json"}
+        return await self._ask("POST", path, msgspec.json.encode(body), {**own, **(headers or {})})
 
-    async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
-        headers = {} if body is None else {"content-type": "application/json"}
+    async def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=0.8 * self._timeout_s)
         try:
             async with self._session.request(

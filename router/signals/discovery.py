@@ -67,7 +67,7 @@ async def event_sources(session: aiohttp.ClientSession, base_url: str, *, timeou
 
 def vllm_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
     """Answer of vLLM's /kv_event_sources: rank as text -> its publisher's settings."""
-    entries = [(int(rank), entry) for rank, entry in answer.items() if _is_rank(rank) and isinstance(entry, dict)]
+    entries = [(int(rank), entry) for rank, entry in answer.items() if is_rank(rank) and isinstance(entry, dict)]
     found = [
         Source(
             events=_reachable(entry["endpoint"], host),
@@ -97,7 +97,8 @@ def _checked(source: Source) -> Source | None:
     return source if keeps_replay else replace(source, replay=None)
 
 
-def _is_rank(text: str) -> bool:
+def is_rank(text: str) -> bool:
+    """Whether this names a data-parallel rank."""
     return text.isdecimal() and len(text) <= 4 and int(text) < _MAX_RANKS
 
 

@@ -20,7 +20,7 @@ class Load:
     running, waiting : requests in execution and queued, >= 0
     waiting_tokens : prompt tokens of queued requests still to be computed (SGLang)
     kv_usage : share of KV blocks held by live requests, 0..1 (cached but idle blocks count as free)
-    block_size : tokens per KV block
+    block_size : tokens per KV block, 1 to `LARGEST_BLOCK`
     num_gpu_blocks : KV blocks in device memory
     used_tokens, max_tokens : tokens of KV in use and at most (SGLang)
     max_running : requests in execution at most (SGLang)
@@ -57,6 +57,7 @@ class Load:
 
 NUMBERS = tuple(field.name for field in fields(Load) if field.name != "anomalies")
 SHARES = frozenset({"kv_usage", "cache_hit_rate"})
+LARGEST_BLOCK = 1 << 16  # tokens
 _UNBELIEVABLE = 1e300  # so that infinity, and what becomes it, is none of the believable
 _SUMMED = (
     "running",

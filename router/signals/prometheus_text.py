@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from router.signals.load import SHARES, Load, is_usable, pick
+from router.signals.load import LARGEST_BLOCK, SHARES, Load, is_usable, pick
 
 __all__ = ["BIG_PAGE", "LEARN_EVERY", "Load", "PageReader", "load_of", "loads_of"]
 
@@ -229,7 +229,8 @@ def _loads(lines: Lines) -> dict[str, Load]:
                 _read_gauge(lines[name], field, loads)
     for line in lines.get(_CONFIG, ()):
         load = loads.setdefault(_rank(line.labels), Load())
-        load.block_size = _integer(line.labels.get("block_size"))
+        size = _integer(line.labels.get("block_size"))
+        load.block_size = size if size is not None and size <= LARGEST_BLOCK else None
         load.num_gpu_blocks = _integer(line.labels.get("num_gpu_blocks"))
     for line in lines.get(_SLEEP, ()):
         if line.labels.get("sleep_state") == "awake" and line.value is not None:
@@ -257,7 +258,7 @@ def _read_gauge(lines: Sequence[_Line], field: str, loads: dict[str, Load]) -> N
 
 def _is_usable(field: str, value: float) -> bool:
     if field in _WHOLE:
-        return value >= 1.0 and value.is_integer()
+        return 1.0 <= value <= (LARGEST_BLOCK if field == "block_size" else _UNBELIEVABLE) and value.is_integer()
     return is_usable(field, value)
 
 
