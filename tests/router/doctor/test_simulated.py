@@ -8,11 +8,9 @@ import pytest
 
 from router.doctor.judge import Level
 from router.signals.subscriber import Source
-from sim_backends.cluster import Cluster, ClusterSettings
 from sim_backends.generations import GENERATIONS
 from sim_backends.tokenizer import encode
 from tests.router.doctor.servers import about, only, problems, report_on
-from tests.sim_backends.builders import a_fleet
 from tests.sim_backends.serving import Client, serving
 
 VOCAB = 151_936  # of the model the simulator plays
@@ -75,21 +73,6 @@ async def test_the_probe_is_judged_by_the_routers_blocks(block_tokens: int, work
     assert ("blocks" in problems(report)) is not works
     assert report.facts.probe is not None
     assert (report.facts.probe.seen_blocks == report.facts.probe.blocks) is works
-
-
-async def test_a_rank_of_several_is_asked_for_and_answers_for_itself() -> None:
-    cluster = Cluster(a_fleet(replicas=[{"name": "r", "card": "A100", "ranks": 3}], speed=50.0), ClusterSettings())
-    await cluster.start()
-    try:
-        for _ in range(2):  # a server that picks by itself takes turns
-            report = await report_on(cluster.fleet.replicas[0].url or "", use_probe=True, listed=3)
-            assert report.works, report.findings
-            assert report.facts.probe is not None
-            probed = report.facts.probe
-            assert (probed.rank, probed.seen_blocks, probed.elsewhere_blocks) == (0, probed.blocks, 0)
-            assert probed.cached_tokens
-    finally:
-        await cluster.stop()
 
 
 async def test_events_that_never_arrive_are_found_by_the_probe() -> None:
