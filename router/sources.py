@@ -153,26 +153,15 @@ class EventSources:
         """The replica called `name` was given one more request, so it should have something to tell."""
         self._served[name] += 1
 
-    def pushed(self, body: bytes, content_type: str) -> Reply:
-        """Take in a POST of cache events."""
+    async def pushed(self, body: bytes, content_type: str) -> Reply:
+        """Take in a POST of cache events, after those that came before it."""
         try:
-            push = intake.parse_push(body, content_type)
+            async with self._intake.turn():
+                return await self._take_in(await intake.read_push(body, content_type))
         except intake.BadPush as exc:
             return 422, {"error": str(exc)}
-        refusal = self._refusal(push.source)
-        if refusal is not None:
-            return refusal
-        self._start_watching()
-        self._posted_s[push.source] = self._clock()
-        result = self._intake.accept(push)
-        assert result is not None, "a source that is not refused has a stream"
-        return 200, {
-            "applied": result.applied,
-            "duplicates": result.duplicates,
-            "stale": result.stale,
-            "gaps": result.gaps,
-            "state": result.state.value,
-        }
+        except intake.TooManyPosts:
+            return 503, {"error": "too many posts wait to be taken in; post again"}
 
     def reports(self) -> list[SourceReport]:
         """Every replica's source, and the store's where it has one."""
@@ -234,14 +223,16 @@ class EventSources:
 
     async def _take_up(self, url: str, found: Sequence[Source]) -> None:
         rows = self._ranks[url]
-        if len(found) > len(rows):
+        ranks = 1 + max(source.rank or 0 for source in found)
+        if ranks > len(rows):
             log.warning(
                 "%s has %d data-parallel ranks and %d of them in the fleet file: it picks one itself, so no cache is"
                 " credited to it; list it once for each rank",
-                *(url, len(found), len(rows)),
+                *(url, ranks, len(rows)),
             )
             return
-        for row, source in zip(rows, found, strict=False):
+        for source in found:  # by its number: the others of a server that names only some of its ranks are unknown
+            row = rows[source.rank or 0]
             self._found[row] = source
             if row in self._models:
                 await self._follow_anew(row, source)
@@ -320,6 +311,22 @@ class EventSources:
         self.shared[address].start()
 
     # What is posted
+
+    async def _take_in(self, push: intake.Push) -> Reply:
+        refusal = self._refusal(push.source)
+        if refusal is not None:
+            return refusal
+        self._start_watching()
+        self._posted_s[push.source] = self._clock()
+        result = await self._intake.accept(push)
+        assert result is not None, "a source that is not refused has a stream"
+        return 200, {
+            "applied": result.applied,
+            "duplicates": result.duplicates,
+            "stale": result.stale,
+            "gaps": result.gaps,
+            "state": result.state.value,
+        }
 
     def _refusal(self, name: str) -> Reply | None:
         """Why a push of `name` cannot be taken; None when it can."""

@@ -228,6 +228,20 @@ def batch_of(raw: Any) -> Batch:
     return batch
 
 
+def joined(parts: Sequence[Batch]) -> Batch:
+    """One batch of several that are its pieces, in order; there is at least one."""
+    first, *others = parts
+    for part in others:
+        first.events += part.events
+        first.read += part.read
+        first.unknown += part.unknown
+        first.bad += part.bad
+        first.extra_fields += part.extra_fields
+        first.pairs += part.pairs
+        first.foreign |= part.foreign
+    return first
+
+
 def _note_unread(event: Any, batch: Batch) -> None:
     """What an event that could not be read may have done. Types with a name nobody knows are passed over."""
     kind, medium = _kind_and_medium(event)

@@ -245,6 +245,16 @@ async def test_an_address_without_a_port_cannot_be_shared_by_ranks() -> None:
             pass
 
 
+async def test_a_rank_that_names_no_source_is_not_taken_for_the_next_one() -> None:
+    async with Publisher() as engine:
+        named = {"publisher": "zmq", "endpoint": engine.events, "replay_endpoint": None, "topic": ""}
+        async with an_endpoint({"0": {"publisher": "null"}, "1": named}) as url:
+            async with following(a_fleet(a_replica("a0", url=url), a_replica("a1", url=url))) as found:
+                await engine.subscribed()
+                await engine.publish(0, payload(stored_map(P, 1)))
+                await until(lambda: found.credit(P) == [0, 256])
+
+
 async def test_replicas_that_name_one_address_share_its_socket_by_rank() -> None:
     context = zmq.asyncio.Context()
     pub = context.socket(zmq.XPUB)
@@ -298,7 +308,7 @@ async def test_what_is_announced_takes_the_place_of_what_was_guessed() -> None:
     async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
         await until(lambda: found.sources.is_guessed(0))
         found.directory.sent(0, chain_of(P), 1.0)
-        assert found.sources.pushed(a_push("a", tokens=Q), "application/json")[0] == 200
+        assert (await found.sources.pushed(a_push("a", tokens=Q), "application/json"))[0] == 200
         assert not found.sources.is_guessed(0)
         assert (found.credit(P), found.credit(Q)) == ([0], [256])
 
@@ -318,7 +328,7 @@ async def test_what_a_replica_holds_is_guessed_beside_a_store_too_and_the_store_
 async def test_a_store_that_posts_is_understood_although_no_replica_names_a_source() -> None:
     async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
         await until(lambda: found.sources.is_guessed(0))
-        assert found.sources.pushed(a_push("store"), "application/json")[0] == 200
+        assert (await found.sources.pushed(a_push("store"), "application/json"))[0] == 200
         assert found.directory.match(chain_of(P)).store_blocks == 256
         assert found.sources.is_guessed(0)
 
@@ -360,12 +370,21 @@ async def test_a_restart_the_stream_has_not_noticed_drops_its_view_and_asks_for_
             assert found.states() == {"a": State.LIVE if replays else State.DEGRADED}
 
 
+async def test_posts_at_once_are_answered_each_and_too_many_are_asked_to_come_again() -> None:
+    async with following(a_fleet(a_replica("a"))) as found:
+        posts = [found.sources.pushed(a_push("a"), "application/json") for _ in range(40)]
+        replies = await asyncio.gather(*posts)
+        assert [status for status, _ in replies] == [200] * 16 + [503] * 24
+        assert [answer.get("applied", 0) for _, answer in replies] == [1] + [0] * 39
+        assert "post again" in replies[-1][1]["error"]
+
+
 async def test_a_restart_behind_posted_events_degrades_them_and_repeats_bring_nothing_back() -> None:
     async with following(a_fleet(a_replica("a"), a_replica("b"))) as found:
-        found.sources.pushed(a_push("a"), "application/json")
+        await found.sources.pushed(a_push("a"), "application/json")
         found.sources.restarted(0, since_s=asyncio.get_running_loop().time())
         assert (found.credit(P), found.states()["a"]) == ([0, 0], State.DEGRADED)
-        assert found.sources.pushed(a_push("a"), "application/json")[1]["duplicates"] == 1
+        assert (await found.sources.pushed(a_push("a"), "application/json"))[1]["duplicates"] == 1
         assert found.credit(P) == [0, 0]
 
 
@@ -388,9 +407,9 @@ def a_push(source: str, *, seq: int = 1, tokens: list[int] = P) -> bytes:
 
 async def test_a_sidecar_may_post_what_its_replica_holds() -> None:
     async with following(a_fleet(a_replica("a"), a_replica("b"))) as found:
-        status, answer = found.sources.pushed(a_push("b"), "application/json")
+        status, answer = await found.sources.pushed(a_push("b"), "application/json")
         assert (status, answer["applied"], answer["state"]) == (200, 1, "live")
-        assert found.sources.pushed(a_push("b"), "application/json")[1]["duplicates"] == 1
+        assert (await found.sources.pushed(a_push("b"), "application/json"))[1]["duplicates"] == 1
         assert found.credit(P) == [0, 256]
         (report,) = (report for report in found.sources.reports() if report.name == "b")
         assert (report.carrier, report.state) == (Carrier.HTTP, State.LIVE)
@@ -398,7 +417,7 @@ async def test_a_sidecar_may_post_what_its_replica_holds() -> None:
 
 async def test_a_store_may_post_and_its_blocks_are_everybodys() -> None:
     async with following(a_fleet(a_replica("a"))) as found:
-        status, _ = found.sources.pushed(a_push("store"), "application/json")
+        status, _ = await found.sources.pushed(a_push("store"), "application/json")
         assert (status, found.directory.match(chain_of(P)).store_blocks) == (200, 256)
         assert found.states()["store"] is State.LIVE
 
@@ -407,17 +426,17 @@ async def test_a_store_may_post_and_its_blocks_are_everybodys() -> None:
 async def test_a_sender_that_has_stopped_is_not_believed_for_ever(source: str) -> None:
     now = Now()
     async with following(a_fleet(a_replica("a")), clock=now, grace_s=0.01) as found:
-        found.sources.pushed(a_push(source), "application/json")
+        await found.sources.pushed(a_push(source), "application/json")
         for _ in range(3):  # nothing to tell, and still there
             now.s += 8.0
             await now.read_again()
             empty = {"source": source, "incarnation": 1, "batches": []}
-            assert found.sources.pushed(msgspec.json.encode(empty), "application/json")[1]["state"] == "live"
+            assert (await found.sources.pushed(msgspec.json.encode(empty), "application/json"))[1]["state"] == "live"
         assert sum(found.directory.stats().blocks.values()) == 256
         now.s += 11.0
         await until(lambda: found.states()[source] is State.DEGRADED)
         assert sum(found.directory.stats().blocks.values()) == 0
-        answer = found.sources.pushed(a_push(source), "application/json")[1]
+        answer = (await found.sources.pushed(a_push(source), "application/json"))[1]
         assert (answer["duplicates"], answer["state"]) == (1, "degraded"), "a late repeat brings nothing back"
 
 
@@ -426,9 +445,9 @@ async def test_a_push_that_cannot_be_taken_says_why_and_changes_nothing() -> Non
         fleet = a_fleet(a_replica("a", events=engine.events), a_replica("b"), store_events=NOWHERE)
         async with following(fleet, up=False) as found:
             statuses = [
-                found.sources.pushed(body, "application/json")[0]
+                (await found.sources.pushed(body, "application/json"))[0]
                 for body in (b"{", a_push("who"), a_push("a"), a_push("b"), a_push("store"))
             ]
             assert statuses == [422, 404, 409, 503, 409]
             found.sources.replica_up(1, MODEL)
-            assert found.sources.pushed(a_push("b"), "application/json")[0] == 200
+            assert (await found.sources.pushed(a_push("b"), "application/json"))[0] == 200
