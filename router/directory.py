@@ -48,7 +48,7 @@ class Directory:
     rows : replicas, rows 0..rows-1 of the fleet view, >= 1
     source_limit : engine hashes kept per source; beyond it the oldest go first (they only lose hits)
     memory_limit : hashes remembered to explain later events, over all sources, and unexplained ones per store name
-    cap : engine hashes kept over all sources and the store (about 100 bytes each); the oldest go first
+    cap : engine hashes kept over all sources and the store (about 80 bytes each); the oldest go first
     penalty_s : how long a copy that was not there, or did not come, gets no credit, > 0
     expected_limit : blocks of all requests in flight together
     expected_s : how long a request in flight is expected to leave its blocks, > 0

@@ -28,6 +28,7 @@ def check(table: BlockTable, model: dict[int, int]) -> None:
     asked = [*model, 61, 2**63 + 5]
     positions = table.find_many(as_hashes(asked)).tolist()
     assert positions == [table.find(key) for key in asked]
+    assert positions == table.find_runs(as_hashes(asked)).tolist()
     for key, position in zip(asked, positions, strict=True):
         assert (position >= 0) == (key in model)
         assert position < 0 or table.views[0][position] == model[key]
