@@ -60,6 +60,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_head_fields: Count = 100  # beyond: 431
     max_waiting_requests: Count = 16  # pipelined behind the one in progress; then the client is not read
     max_waiting_bytes: Bytes = 1024 * 1024  # their bodies; the same consequence
+    # of one address; more get 429 and are closed. 0: no limit, because behind another proxy all clients share one
+    max_connections_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_idle_per_endpoint: Count = 1024  # pooled connections; more are closed, in-use ones are not limited
 
 
