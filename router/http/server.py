@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable
 
 from router.http.client import ClientConnection
 from router.http.contract import Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
@@ -23,6 +24,8 @@ class TrafficPort:
     clock : what the decider is told as `now_s`; the loop's clock when None
     heard : shown the head of every answer of a replica; what it raises costs the answer nothing
     upstream_tls : context for https endpoints; the system's trust store when None
+    upstream_tls_name : name their certificates must carry; their host when None
+    allowed_address : says whether an endpoint may have this numeric address
     """
 
     def __init__(
@@ -36,11 +39,15 @@ class TrafficPort:
         times: TimeOuts | None = None,
         heard: Heard | None = None,
         upstream_tls: ssl.SSLContext | None = None,
+        upstream_tls_name: str | None = None,
+        allowed_address: Callable[[str], bool] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         limits = limits or Limits()
         times = times or TimeOuts()
-        pool = Pool(loop, limits=limits, times=times, tls=upstream_tls)
+        pool = Pool(
+            loop, limits=limits, times=times, tls=upstream_tls, tls_name=upstream_tls_name, allowed=allowed_address
+        )
         self._shared = Shared(loop, decider, read_prompt, answer, clock or loop.time, pool, limits, times, heard)
         self._server: asyncio.Server | None = None
 
