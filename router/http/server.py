@@ -83,7 +83,12 @@ class TrafficPort:
         OSError : the address is in use or not ours
         """
         self._server = await self._shared.loop.create_server(
-            lambda: ClientConnection(self._shared), host, port, ssl=tls, backlog=_BACKLOG
+            lambda: ClientConnection(self._shared),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self._shared.times.request_head_s,
+            backlog=_BACKLOG,
         )
 
     async def stop(self, grace_s: float) -> None:
