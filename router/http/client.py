@@ -84,10 +84,10 @@ class ClientConnection(asyncio.Protocol):
             self._reject(exc)
         if assembler.unfinished:
             self._limit_assembly()
-        if self._exchange is not None:
-            self._stop_reading_when_full()
-        elif self._waiting or self._rejection is not None:
+        if self._exchange is None and (self._waiting or self._rejection is not None):
             self._serve()
+        if self._exchange is not None and (self._waiting or assembler.unfinished or assembler.held):
+            self._stop_reading_when_full()
 
     def eof_received(self) -> bool:
         if self._exchange is not None:
