@@ -179,7 +179,16 @@ class ClientConnection(asyncio.Protocol):
             self._stage = stage
             times = self._times
             self._deadline.set(self._now() + (times.request_body_s if assembler.head_done else times.request_head_s))
+            if assembler.head_done and not self._admitted():
+                return
             self._ask_to_continue()
+
+    def _admitted(self) -> bool:
+        """Whether the request whose body is still to come may come; if not, nothing of it is held."""
+        refuse = self._shared.admit and self._shared.admit(self._assembler.seen_of_last())
+        if refuse:
+            self._reject(RequestUnacceptable(refuse.status, refuse.kind, refuse.message))
+        return not refuse
 
     def _ask_to_continue(self) -> None:
         """Ask for the body of a request that waits to be asked, in its turn."""
@@ -232,7 +241,11 @@ class ClientConnection(asyncio.Protocol):
                 self._ask_to_continue()
 
     def _answer(self, head: RequestHead, body: bytes) -> None:
-        if head.route is Route.ANSWERED:
+        refuse = self._shared.admit and self._shared.admit(head)
+        if refuse:
+            self._shared.counts.reject(refuse.status)
+            self._refuse(head, refuse)
+        elif head.route is Route.ANSWERED:
             self._answer_here(head)
         elif head.route is Route.ADMIN_ONLY:
             self._refuse(head, Refuse(404, "NotFoundError", f"{head.path} is not served on the traffic port."))

@@ -39,15 +39,20 @@ class Decider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Facts of a request, and the body that goes on in place of the client's."""
+    """Facts of a request, and the body that goes on in place of the client's.
+
+    swallows_usage : the body asks for usage that the client did not ask for, so the event that holds it alone is cut out
+    """
 
     facts: RequestFacts
     body: bytes
+    swallows_usage: bool = False
 
 
 Read = RequestFacts | Refuse | Rewritten
 PromptReader = Callable[[RequestHead, bytes], Read | asyncio.Future[Read]]  # cancelled when the client leaves
 Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
+Admit = Callable[[RequestHead], Refuse | None]  # of every request, by its head alone
 Heard = Callable[[Send, ResponseHead], object]  # the head of an answer, before anything is made of it
 Clock = Callable[[], float]
 

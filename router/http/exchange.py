@@ -266,6 +266,8 @@ class Exchange:
             request_id=self._request_id,
             forwarded=self._client.forwarded,
             extra=self._attempt.extra_headers,
+            drops=self._shared.drops,
+            via=self._shared.via,
         )
         bodiless = self._head.method == b"HEAD"
         connection.request(head, self._body, self, bodiless=bodiless, upgrade=self._head.upgrade)

@@ -55,6 +55,7 @@ class RequestHead:
     named : lower-case names that its Connection field declares hop-by-hop
     http10 : the client speaks HTTP/1.0: no chunks, and the connection ends with the answer
     keep_alive : the client wants the connection kept after the answer
+    client : name of the key that let it in; set by who asked for one
     upgrade : b"websocket" when it asks to switch to that, b"" otherwise
     """
 
@@ -145,16 +146,22 @@ def upstream_head(
     request_id: bytes,
     forwarded: Forwarded,
     extra: Sequence[tuple[bytes, bytes]],
+    drops: frozenset[bytes] = _NONE,
+    via: bytes = b"",
 ) -> bytes:
     """The head sent to a replica.
 
     extra : fields of the router's own; a client's field of such a name is dropped
+    drops : lower-case names of more fields that do not pass
+    via : value of one more Via field, behind the client's; b"" for none
     host : its Host value
     prefix : path of its base URL, without a slash at the end; b"" for most
     body_bytes : length of the whole body, >= 0
     """
     seen: dict[bytes, bytes] = {}
     noted = _REQUEST_NOTED | head.named if head.named else _REQUEST_NOTED
+    if drops:
+        noted |= drops
     if extra:
         noted = noted.union(name.lower() for name, _ in extra)
     parts = [head.method, b" ", prefix, head.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
@@ -170,6 +177,8 @@ def upstream_head(
     if b"x-request-id" not in seen or b"x-request-id" in head.named:
         parts += (b"x-request-id: ", request_id, b"\r\n")
     _add_forwarded(parts, seen, forwarded)
+    if via:
+        parts += (b"Via: ", via, b"\r\n")
     for name, value in extra:
         parts += (name, b": ", value, b"\r\n")
     parts.append(_SWITCH % head.upgrade + b"\r\n" if head.upgrade else b"\r\n")

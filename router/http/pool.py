@@ -54,7 +54,8 @@ class Pool:
 
     tls : context for https endpoints; the system's trust store when None
     tls_name : name their certificates must carry, and SNI asks for; their host when None
-    allowed : says whether an endpoint may have this numeric address; asked before anything is sent
+    allowed : why an endpoint may not be at this numeric address and port, None where it may; asked before anything
+        is sent
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Pool:
         times: TimeOuts,
         tls: ssl.SSLContext | None = None,
         tls_name: str | None = None,
-        allowed: Callable[[str], bool] | None = None,
+        allowed: Callable[[str, int], str | None] | None = None,
     ) -> None:
         self._tls_name = tls_name
         self._allowed = allowed
@@ -190,7 +191,8 @@ class Pool:
         """
         if self._allowed is None:
             return
-        address = str(transport.get_extra_info("peername")[0])
-        if not self._allowed(address):
+        address, port = transport.get_extra_info("peername")[:2]
+        problem = self._allowed(address, port)
+        if problem is not None:
             cast(asyncio.Transport, transport).abort()
-            raise ValueError(f"its address {address} is not allowed")
+            raise ValueError(problem)

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 
 from router.http.client import ClientConnection
-from router.http.contract import Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import Admit, Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
 from router.http.shared import Counts, Shared
 
@@ -25,7 +25,10 @@ class TrafficPort:
     heard : shown the head of every answer of a replica; what it raises costs the answer nothing
     upstream_tls : context for https endpoints; the system's trust store when None
     upstream_tls_name : name their certificates must carry; their host when None
-    allowed_address : says whether an endpoint may have this numeric address
+    allowed_address : why an endpoint may not be at this numeric address and port; None where it may
+    admit : refuses a request by its head, before its body is read; None lets it in
+    drops : lower-case names of clients' fields that no replica is shown, their credentials for example
+    via : value of a Via field that every request gets on its way; b"" for none
     """
 
     def __init__(
@@ -40,7 +43,10 @@ class TrafficPort:
         heard: Heard | None = None,
         upstream_tls: ssl.SSLContext | None = None,
         upstream_tls_name: str | None = None,
-        allowed_address: Callable[[str], bool] | None = None,
+        allowed_address: Callable[[str, int], str | None] | None = None,
+        admit: Admit | None = None,
+        drops: frozenset[bytes] = frozenset(),
+        via: bytes = b"",
     ) -> None:
         loop = asyncio.get_running_loop()
         limits = limits or Limits()
@@ -49,6 +55,7 @@ class TrafficPort:
             loop, limits=limits, times=times, tls=upstream_tls, tls_name=upstream_tls_name, allowed=allowed_address
         )
         self._shared = Shared(loop, decider, read_prompt, answer, clock or loop.time, pool, limits, times, heard)
+        self._shared.admit, self._shared.drops, self._shared.via = admit, drops, via
         self._server: asyncio.Server | None = None
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from router.http.contract import Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import Admit, Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ class Shared:
     limits: Limits
     times: TimeOuts
     heard: Heard | None = None
+    admit: Admit | None = None
+    drops: frozenset[bytes] = frozenset()
+    via: bytes = b""
     counts: Counts = field(default_factory=Counts)
     clients: set[ClientConnection] = field(default_factory=set)
     per_client: dict[bytes, int] = field(default_factory=dict)  # open connections by address

@@ -175,7 +175,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._heard = True
         if self._head_done:
-            self._deadline.at_s = self._clock() + self._times.stall_s
+            self._deadline.set(self._clock() + self._times.stall_s)
             self._body_received(data)
         else:
             self._head_received(data)
@@ -284,7 +284,7 @@ class UpstreamConnection(asyncio.Protocol):
         sink.response_started(response)
         if self._sink is sink:
             self._body_received(data)
-        if self._sink is sink:
+        if self._sink is sink and data:  # until the body starts, the limit for the first byte holds
             self._deadline.set(self._clock() + self._times.stall_s)
 
     def _find_framing(self, response: ResponseHead) -> None:

@@ -7,7 +7,9 @@ import json
 
 import pytest
 
+from router.actions import Refuse
 from router.http.contract import Limits, TimeOuts
+from router.http.head import RequestHead
 from tests.router.http.stubs import (
     Decisions,
     a_client,
@@ -120,3 +122,41 @@ async def test_what_a_replica_says_of_the_router_is_not_believed() -> None:
         got = await ask(port, post())
     assert got.values(b"x-tfirst-replica") == [b"r1"]
     assert got.values(b"x-tfirst-explain") == []
+
+
+@on_uvloop
+async def test_who_is_not_admitted_is_refused_before_the_body_is_held() -> None:
+    """Once by the head of a body that is still to come, once for each whole request."""
+
+    def admit(head: RequestHead) -> Refuse | None:
+        return None if head.get(b"authorization") == b"Bearer k" else Refuse(401, "AuthenticationError", "No key.")
+
+    async with a_replica(says(answer())) as replica:
+        decisions = Decisions([replica.url])
+        async with a_port(decisions, admit=admit) as port, a_client(port) as client:
+            assert (await client.ask(post())).status == 401
+            assert (await client.ask(post(b"{}", b"Authorization: Bearer k"))).status == 200
+            got = await client.ask(post(bytes(100))[:-50])
+            assert (got.status, got.values(b"connection")) == (401, [b"close"])
+            assert port.counts.rejected == {401: 2}
+    assert len(replica.received) == 1
+
+
+@on_uvloop
+async def test_who_is_not_admitted_is_not_asked_for_a_body() -> None:
+    refuse = Refuse(401, "AuthenticationError", "No key.")
+    async with a_port(Decisions(), admit=lambda _: refuse) as port, a_client(port) as client:
+        assert (await client.ask(post(bytes(9), b"Expect: 100-continue")[:-9])).status == 401
+
+
+@on_uvloop
+async def test_fields_that_are_not_for_replicas_stay_here_and_via_goes_on() -> None:
+    drops = frozenset({b"authorization", b"cookie"})
+    async with (
+        a_replica(says(answer())) as replica,
+        a_port(Decisions([replica.url]), drops=drops, via=b"1.1 tfirst") as port,
+    ):
+        await ask(port, post(b"{}", b"AUTHORIZATION: Bearer k", b"Cookie: a", b"Cookie: b", b"Via: 1.0 first"))
+    (seen,) = replica.received
+    assert seen.values(b"authorization") == seen.values(b"cookie") == []
+    assert seen.values(b"via") == [b"1.0 first", b"1.1 tfirst"]

@@ -215,17 +215,17 @@ def test_an_endpoint_where_none_may_be_gets_no_byte() -> None:
     async def run() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"http://localhost:{server.sockets[0].getsockname()[1]}"
-        seen: list[str] = []
+        seen: list[tuple[str, int]] = []
 
-        def allowed(address: str) -> bool:
-            seen.append(address)
-            return False
+        def allowed(address: str, port: int) -> str:
+            seen.append((address, port))
+            return "nobody may be there"
 
         async with a_port(Decisions([url]), allowed_address=allowed) as port:
             assert (await ask(port, post())).status == 502
             await until(lambda: port.pool.in_use == port.pool.idle == 0)
         server.close()
-        assert seen == ["127.0.0.1"]
+        assert [f"http://localhost:{number}" for _, number in seen] == [url]
 
     run()
     assert heard == b""
