@@ -6,6 +6,8 @@ Valid     one answer at a time; the sink hears response_started once, relay any 
           one of response_ended, response_lost and response_switched. After `close` it hears nothing. Interim answers
           (1xx) are swallowed: the router asks for bodies itself, and what other ones hint at is not worth the risk
           that a client takes one for its answer
+Blind to  bytes that a replica sends behind an answer only once its connection carries the next request; and, over TLS,
+          whether the end of an answer of undeclared length was the endpoint's own
 
 The parser does not say at which byte a chunked body ended. Bytes after the end must not reach a client, where they
 would be read as the answer to its next request. Only a chunk whose size starts with 0 can be the last, so data
