@@ -37,7 +37,7 @@ class Gate:
         self.via = b"1.1 " + self._mark
 
     def admit(self, head: RequestHead) -> Refuse | None:
-        """Why a request may not come in; None when it may."""
+        """Why a request may not come in; None when it may, and then its head says whose key it carried."""
         keys = self.keys
         given = anthropic = None
         for lower, _, value in head.headers:
@@ -52,7 +52,8 @@ class Gate:
         key = bearer(given) or (anthropic or b"").strip()
         if not key:
             return _NO_KEY
-        if keys.name_of(key) is not None or (self._admin is not None and self._admin.matches(key)):
+        head.client = keys.name_of(key) or ""
+        if head.client or (self._admin is not None and self._admin.matches(key)):
             return None
         return _WRONG_KEY
 

@@ -49,6 +49,9 @@ class Metrics:
             buckets=DECISION_BUCKETS,
             registry=registry,
         )
+        self.client_requests = Counter(
+            "tfirst_client_requests", "Requests by the name of the key they came with", ["client"], registry=registry
+        )
         self.choices = Counter("tfirst_choices", "Decisions by path and reason", ["path", "reason"], registry=registry)
         self.prompt_tokens = Counter(
             "tfirst_prompt_tokens", "Prompt tokens by where they were expected from", ["source"], registry=registry
@@ -78,6 +81,8 @@ class Metrics:
     def count(self, receipt: Receipt) -> None:
         """Take a finished receipt into account."""
         self.requests.labels(receipt.outcome).inc()
+        if receipt.client is not None:
+            self.client_requests.labels(receipt.client).inc()
         choice = receipt.choice
         if choice is not None and receipt.reason is not None:
             self.choices.labels(choice.path, receipt.reason).inc()

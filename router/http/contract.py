@@ -41,7 +41,7 @@ class Decider(Protocol):
 class Rewritten:
     """Facts of a request, and the body that goes on in place of the client's.
 
-    swallows_usage : the body asks for usage that the client did not ask for, so the event that holds it alone is cut out
+    swallows_usage : the body asks for usage that the client did not ask for, so the event of usage alone is cut out
     """
 
     facts: RequestFacts

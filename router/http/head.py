@@ -55,8 +55,8 @@ class RequestHead:
     named : lower-case names that its Connection field declares hop-by-hop
     http10 : the client speaks HTTP/1.0: no chunks, and the connection ends with the answer
     keep_alive : the client wants the connection kept after the answer
-    client : name of the key that let it in; set by who asked for one
     upgrade : b"websocket" when it asks to switch to that, b"" otherwise
+    client : name of the key that let it in; set by who asked for one
     """
 
     method: bytes
@@ -68,6 +68,7 @@ class RequestHead:
     http10: bool = False
     keep_alive: bool = True
     upgrade: bytes = b""
+    client: str = ""
 
     def get(self, name: bytes) -> bytes | None:
         """Value of the first field of that lower-case name."""

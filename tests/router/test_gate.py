@@ -74,6 +74,12 @@ def test_a_request_that_comes_back_is_refused_whatever_its_key() -> None:
     assert status(other, back) == 200
 
 
+def test_a_request_that_is_let_in_says_whose_key_it_carried() -> None:
+    gate, head = Gate(keys=KEYS), a_head(authorization=f"Bearer {ALICE}")
+    gate.admit(head)
+    assert head.client == "alice"
+
+
 def test_keys_can_be_exchanged_while_requests_come() -> None:
     gate = Gate(keys=KEYS)
     bob = new_key()
