@@ -47,6 +47,8 @@ class RequestAssembler:
         self._limits = limits
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._raw = b""  # the head being read, as it came
+        self._known_host = b""  # the last one that was found to be fine
+        self._gathered = bytearray()  # a chunked body: its pieces may be tiny
         self._begin()
 
     def _begin(self) -> None:
@@ -65,7 +67,6 @@ class RequestAssembler:
         self._left_bytes = 0  # of a body of declared length
         self._chunks: ChunkFraming | None = None
         self._pieces: list[bytes] = []
-        self._gathered = bytearray()  # a chunked body: its pieces may be tiny
         self._body_bytes = 0
         self.head_done = False
         self.asks_to_continue = False
@@ -85,14 +86,19 @@ class RequestAssembler:
         RequestUnacceptable : they cannot become a request; requests before them are in `complete`
         """
         while data:
-            if self.held is not None:
+            if self._left_bytes:
+                size = min(self._left_bytes, len(data))
+                self._left_bytes -= size
+            elif self.held is not None:
                 self.held += data
                 return
-            part = self._next_part(data)
-            self._read(part)
-            if len(part) == len(data):
+            else:
+                size = self._head_part(data) if self._chunks is None else self._chunks.follow(data)
+            if size == len(data):
+                self._read(data)
                 return
-            data = data[len(part) :]
+            self._read(data[:size])
+            data = data[size:]
 
     def decline(self) -> None:
         """The request to switch got an ordinary answer: what is held are the requests after it."""
@@ -116,26 +122,17 @@ class RequestAssembler:
 
     # -- parts of messages
 
-    def _next_part(self, data: bytes) -> bytes:
-        """The start of `data` that belongs to one head or to one body."""
-        if self._chunks is not None:
-            return data[: self._chunks.follow(data)]
-        if self._left_bytes:
-            piece = data[: self._left_bytes]
-            self._left_bytes -= len(piece)
-            return piece
-        return self._head_part(data)
-
-    def _head_part(self, data: bytes) -> bytes:
+    def _head_part(self, data: bytes) -> int:
+        """How many bytes at the start of `data` belong to the head that is being read, or begins here."""
         known = len(self._raw)
         raw = self._raw + data if known else data
-        end = raw.find(b"\r\n\r\n", max(0, known - 3)) + 4
-        if end > 3:
-            raw = raw[:end]
+        end = raw.find(b"\r\n\r\n", known - 3 if known > 3 else 0)
+        if end >= 0:
+            raw = raw[: end + 4]
         if len(raw) > self._limits.max_head_bytes:
             raise _head_too_large(f"more than {self._limits.max_head_bytes} bytes")
         self._raw = raw
-        return data[: len(raw) - known]
+        return len(raw) - known
 
     def _read(self, part: bytes) -> None:
         """Let the parser read a part; a wish to upgrade that is not to be tunnelled becomes a plain request."""
@@ -152,9 +149,7 @@ class RequestAssembler:
             if isinstance(exc.__context__, RequestUnacceptable):
                 raise exc.__context__ from None
             raise _bad_request(f"Malformed HTTP: {exc}.") from exc
-        if self.head_done:
-            self._raw = b""
-        if self._chunks is not None and self._chunks.ended and self.unfinished:
+        if self._chunks is not None and self._chunks.ended:
             raise _bad_request("The body does not end where its chunks do.")
 
     def _switches(self) -> bool:
@@ -183,12 +178,14 @@ class RequestAssembler:
         parser = self._reader()
         self._method = parser.get_method()
         self._check_head(parser.get_http_version())
+        self._raw = b""
         if self._chunked:
+            self._gathered = bytearray()
             self._chunks = ChunkFraming(
                 max_body_bytes=self._limits.max_body_bytes, spare_bytes=self._limits.max_head_bytes
             )
-        elif self._length:
-            self._left_bytes = self._length
+        else:
+            self._left_bytes = self._length or 0
 
     def on_body(self, piece: bytes) -> None:
         self._body_bytes += len(piece)
@@ -222,11 +219,11 @@ class RequestAssembler:
         self.complete.append((head, self._take_body()))
 
     def _take_body(self) -> bytes:
-        pieces, self._pieces = self._pieces, []
         if self._chunked:
             gathered, self._gathered = self._gathered, bytearray()
             return bytes(gathered)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)  # the piece itself when there is one
 
     # -- what is refused
 
@@ -266,10 +263,9 @@ class RequestAssembler:
     def _check_request_line(self) -> None:
         """Refuse any spelling but one, and targets that another reader would cut short."""
         raw, target = self._raw, self._target
-        if raw[:1] == b"\r":  # empty lines before a request are allowed
-            raw = raw[raw.rfind(b"\r\n", 0, raw.find(self._method)) + 2 :]
         version = b" HTTP/1.0\r\n" if self._http10 else b" HTTP/1.1\r\n"
-        if not raw.startswith(self._method + b" " + target + version):
+        line = self._method + b" " + target + version
+        if not raw.startswith(line) and not _behind_empty_lines(raw).startswith(line):
             raise _bad_request("The request line is not METHOD, space, target, space, version.")
         if b"#" in target or b"%00" in target:
             raise _bad_request("The request target holds a fragment or an encoded NUL.")
@@ -283,12 +279,22 @@ class RequestAssembler:
     def _check_host(self) -> None:
         if self._hosts > 1 or (self._hosts == 0 and not self._http10):
             raise _bad_request("A request names exactly one host.")
-        if self._hosts and _HOST.fullmatch(self._host) is None:
-            raise _bad_request("Host is not a name or an address, with a port at most.")
+        if self._hosts and (self._host != self._known_host or not self._host):
+            if _HOST.fullmatch(self._host) is None:
+                raise _bad_request("Host is not a name or an address, with a port at most.")
+            self._known_host = self._host
 
     def _reader(self) -> httptools.HttpRequestParser:
         assert self._parser is not None, "a closed assembler is not fed"
         return self._parser
+
+
+def _behind_empty_lines(raw: bytes) -> bytes:
+    """A head without the empty lines before it, which are allowed."""
+    start = 0
+    while raw.startswith(b"\r\n", start):
+        start += 2
+    return raw[start:]
 
 
 def _bad_request(message: str) -> RequestUnacceptable:

@@ -160,9 +160,9 @@ def upstream_head(
     body_bytes : length of the whole body, >= 0
     """
     seen: dict[bytes, bytes] = {}
-    noted = _REQUEST_NOTED | head.named if head.named else _REQUEST_NOTED
-    if drops:
-        noted |= drops
+    noted = _noted_with(drops) if drops else _REQUEST_NOTED
+    if head.named:
+        noted |= head.named
     if extra:
         noted = noted.union(name.lower() for name, _ in extra)
     parts = [head.method, b" ", prefix, head.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
@@ -184,6 +184,11 @@ def upstream_head(
         parts += (name, b": ", value, b"\r\n")
     parts.append(_SWITCH % head.upgrade + b"\r\n" if head.upgrade else b"\r\n")
     return b"".join(parts)
+
+
+@lru_cache(maxsize=8)
+def _noted_with(drops: frozenset[bytes]) -> frozenset[bytes]:
+    return _REQUEST_NOTED | drops
 
 
 def _add_forwarded(parts: list[bytes], seen: dict[bytes, bytes], forwarded: Forwarded) -> None:
