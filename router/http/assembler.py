@@ -107,6 +107,9 @@ class RequestAssembler:
 
     def seen_of_last(self) -> RequestHead:
         """What is known of the request that was begun last, for the answer to one that failed."""
+        if self._raw:  # the parser has not read it, or not to its end
+            words = self._raw.partition(b"\r\n")[0].split(b" ")
+            self._method, self._target = words[0], b"".join(words[1:2])
         path = self._target.partition(b"?")[0].decode("latin-1")
         return RequestHead(self._method, self._target, path, self._headers, classify(self._method, path))
 
@@ -130,6 +133,7 @@ class RequestAssembler:
         if end >= 0:
             raw = raw[: end + 4]
         if len(raw) > self._limits.max_head_bytes:
+            self._raw, self._headers = raw, []
             raise _head_too_large(f"more than {self._limits.max_head_bytes} bytes")
         self._raw = raw
         return len(raw) - known
