@@ -245,6 +245,7 @@ class Gateway:
             poller=self._poller,
             traffic=self._traffic,
             writer=self._writer,
+            keys=self._keys,
             clock=self._clock,
         )
         self._admin = AdminPort(

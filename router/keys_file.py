@@ -42,6 +42,11 @@ class KeysFile:
         self._gate.keys = load_keys(self._path)
         self._task = asyncio.get_running_loop().create_task(self._watch(), name="client keys")
 
+    def report(self) -> dict[str, object]:
+        """What operators see: how many keys are in force, of whom, and what is wrong with the file, if anything is."""
+        keys = self._gate.keys
+        return {"keys": len(keys or ()), "names": sorted(keys.names) if keys else [], "rejected": self.rejected}
+
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()

@@ -76,6 +76,11 @@ class Metrics:
             ["source", "state"],
             registry=registry,
         )
+        self.keys_rejected = Gauge(
+            "tfirst_client_keys_rejected",
+            "1 while the keys file cannot be used and older keys count",
+            registry=registry,
+        )
         self.receipts_dropped = Gauge("tfirst_receipts_dropped", "Receipts lost since start", registry=registry)
 
     def count(self, receipt: Receipt) -> None:

@@ -86,6 +86,10 @@ class Running:
         async with call as response:
             return response.status, await response.json()
 
+    async def admin(self, page: str) -> str:
+        async with self._client.get(f"http://127.0.0.1:{self.gateway.admin_port}/{page}") as response:
+            return await response.text()
+
     async def until_up(self, key: str | None = None) -> None:
         async with asyncio.timeout(10):
             while True:
@@ -168,6 +172,11 @@ async def test_keys_are_exchanged_without_a_restart(tmp_path: Path) -> None:
         (tmp_path / "keys").write_text("half a line")
         router.gateway.reload()
         assert (await router.ask(BOB))[0] == 200
+        shown = await router.admin("fleet")
+        assert json.loads(shown)["client_keys"]["names"] == ["bob"]
+        assert "not of the form" in json.loads(shown)["client_keys"]["rejected"]
+        assert "tfirst_client_keys_rejected 1.0" in await router.admin("metrics")
+        assert 'tfirst_client_requests_total{client="bob"} 2.0' in await router.admin("metrics")
 
 
 async def test_receipts_say_whose_key_a_request_carried_and_what_was_edited(tmp_path: Path) -> None:
