@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from router.config import RouterConfig, fleet_of, load_config, parse_config
@@ -192,3 +194,19 @@ def test_worker_urls_make_a_fleet_of_unknown_cards() -> None:
 def test_the_same_worker_url_twice_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="two replicas"):
         fleet_of_urls(["http://127.0.0.1:8001", "http://127.0.0.1:8001/"])
+
+
+def test_the_configuration_reference_shows_every_setting_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    shown = page.partition("```yaml\n")[2].partition("```")[0]
+    defaults = RouterConfig(worker_urls=["http://10.0.0.5:8000", "http://10.0.0.6:8000"])
+    assert parse_config(shown) == defaults
+
+    def keys_of(value: Any) -> set[str]:
+        """Names of settings, of sections too."""
+        if not isinstance(value, dict):
+            return set()
+        return {*value, *(f"{key}.{inner}" for key, section in value.items() for inner in keys_of(section))}
+
+    missing = keys_of(msgspec.to_builtins(defaults)) - keys_of(msgspec.yaml.decode(shown))
+    assert missing <= {"fleet"}  # shown as a comment: one of two
