@@ -1,7 +1,7 @@
 """Where a replica's URL may lead: not to this router itself, and not to the metadata of the machine it runs on.
 
 Model     addresses are judged, not names: literal ones when the configuration is read, and at every connection the one
-          that was reached, because what a name leads to can change between two look-ups. Nothing is sent before
+          that was reached, because what a name leads to can change between two look-ups. No request is sent before
 Valid     IPv4 and IPv6, and IPv4 inside IPv6 (mapped, 6to4, NAT64)
 Blind to  this router behind another address (a load balancer's): there the mark in `Via` refuses the loop
 Source    RFC 3927, RFC 4291 section 2.5.6, RFC 6052; metadata services of AWS, Azure, Google (169.254.169.254,

@@ -141,8 +141,8 @@ async def serve(config: RouterConfig, fleet: Fleet) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     gateway = Gateway(config, fleet)
+    loop.add_signal_handler(signal.SIGHUP, gateway.reload)  # before the start: unhandled it would end the process
     await gateway.start()
-    loop.add_signal_handler(signal.SIGHUP, gateway.reload)
     replicas = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
     print(f"tfirst {router.__version__}: {replicas}, policy {config.policy.name}")
     scheme = "http" if config.tls is None else "https"

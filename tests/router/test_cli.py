@@ -14,7 +14,7 @@ import pytest
 
 import router
 from router.cli.main import main
-from router.keys import parse_keys
+from router.keys import key_line, parse_keys
 
 
 def tfirst(*arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -205,6 +205,24 @@ def test_a_port_in_use_is_one_sentence_and_status_1(which: str) -> None:
     sentence = one_sentence(done)
     assert str(number) in sentence
     assert "in use" in sentence
+
+
+def test_sighup_reads_the_keys_again_and_the_router_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(key_line("alice", "k" * 40))
+    (tmp_path / "tfirst.yaml").write_text(
+        f"{{worker_urls: ['{URL}'], host: 127.0.0.1, port: 0, admin_host: 127.0.0.1, admin_port: 0, client_keys: keys}}"
+    )
+    command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(tmp_path / "tfirst.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while not process.stdout.readline().startswith("admin"):
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGHUP)
+        while "1 client keys are in force" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
