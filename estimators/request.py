@@ -28,6 +28,8 @@ class RequestFacts:
     chain_of_text : whether the blocks are of text rather than tokens: no engine announces such blocks, so only what
         the router remembers of its own placements can match them
     tokenised : form of a prompt whose tokens the router counted itself; "" when the client gave them, or nobody did
+    edited : fields of the body that the router changed or added
+    client : name of the key that let the client in; "" when none is needed
     """
 
     request_id: str
@@ -46,3 +48,5 @@ class RequestFacts:
     block_tokens: int = 16
     chain_of_text: bool = False
     tokenised: str = ""
+    edited: tuple[str, ...] = ()
+    client: str = ""

@@ -5,7 +5,7 @@ Whoever may post events can steer traffic, so without a key configured nobody ma
 
 from __future__ import annotations
 
-import hmac
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,6 +13,11 @@ import msgspec
 from aiohttp import web
 
 from router.errors import PortInUse
+from router.keys import SecretKey, bearer
+
+# aiohttp shows the bytes of requests it cannot read, which may hold keys, to whoever logs at level debug.
+_server_log = logging.getLogger(f"{__name__}.server")
+_server_log.setLevel(logging.INFO)
 
 _MAX_PUSH_BYTES = 4 << 20  # some 45,000 blocks, which take 0.1 s to be taken in; in slices, if in several batches
 
@@ -40,7 +45,7 @@ class AdminPort:
         self._metrics_text = metrics_text
         self._fleet = fleet
         self._pushed = pushed
-        self._key = key
+        self._key = None if key is None else SecretKey(key)
         app = web.Application(client_max_size=_MAX_PUSH_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._readiness)
@@ -48,7 +53,7 @@ class AdminPort:
         app.router.add_get("/fleet", self._show_fleet)
         if pushed is not None:
             app.router.add_post("/events", self._take_events)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, logger=_server_log, shutdown_timeout=1.0)
         self._site: web.TCPSite | None = None
 
     @property
@@ -93,7 +98,6 @@ class AdminPort:
         return web.json_response(answer, status=status)
 
     def _authorised(self, request: web.Request) -> bool:
-        given = request.headers.get("authorization", "")
-        wanted = f"Bearer {self._key}"
         # Headers may hold any byte, which aiohttp keeps as lone surrogates.
-        return self._key is not None and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
+        given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
+        return self._key is not None and self._key.matches(bearer(given))

@@ -119,6 +119,8 @@ class Dispatcher:
             prompt_exact=request.prompt_exact,
             streamed=request.streams,
             policy=self.policy_name,
+            client=request.client or None,
+            edited=request.edited,
         )
         if not any(standing.may_serve(request.model) for standing in self._standing):
             return [self._refuse(receipt, self._unknown_model(request.model), now_s, now_s)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -20,14 +20,20 @@ from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble
 from router.beside_events import BesideEvents
 from router.config import RouterConfig
 from router.decider import TimedDecider, ranks_of
+from router.edits import BodyEdits
 from router.errors import ConfigError, PortInUse
 from router.fleet import Fleet, ReplicaSpec
-from router.http.contract import Read
+from router.gate import Gate
+from router.http.contract import PromptReader, Read
 from router.http.head import RequestHead, ResponseHead
 from router.http.server import TrafficPort
+from router.http.tls import read_again, server_context
 from router.keeping import StateKeeper
+from router.keys import SecretKey
+from router.keys_file import KeysFile
 from router.learning import PrefixCounters
 from router.metrics import Metrics
+from router.outbound import Outbound, key_in
 from router.prompts.production import Prompts
 from router.receipts import Receipt, ReceiptWriter
 from router.signals.fetch import body_of
@@ -35,7 +41,7 @@ from router.signals.load import Load
 from router.signals.load_board import LoadBoard
 from router.signals.meaning import sizes_fit
 from router.signals.orca import RESPONSE_HEADER
-from router.signals.poller import LoadPoller
+from router.signals.poller import MAX_PAGE_BYTES, LoadPoller
 from router.signals.prometheus_text import load_of
 from router.sources import EventSources
 from router.views import Views
@@ -58,10 +64,16 @@ class Gateway:
         self._processes: dict[int, tuple[float, float]] = {}
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
         self._started_at = int(time.time())
+        self._outbound: Outbound
+        self._gate: Gate
+        self._keys: KeysFile | None = None
+        self._tls = None if config.tls is None else server_context(config.tls)
         self._session: aiohttp.ClientSession
         self._core: Core
         self._beside: BesideEvents
         self._prompts: Prompts
+        self._read: PromptReader  # of bodies as replicas get them
+        self._edits: BodyEdits | None = None
         self._asked_last = -1  # row of the replica that tokenised last
         self._sources: EventSources
         self._ranks = ranks_of([replica.url for replica in fleet.replicas])
@@ -99,14 +111,27 @@ class Gateway:
         while self._closers:
             await self._closers.pop()()
 
+    def reload(self) -> None:
+        """Read the files of client keys and of the certificate again; what cannot be used changes nothing."""
+        if self._keys is not None:
+            self._keys.reload()
+        if self._tls is not None and self._config.tls is not None:
+            try:
+                read_again(self._tls, self._config.tls)
+            except ConfigError as exc:
+                log.warning("the certificate stays as it was: %s", exc)
+            else:
+                log.info("the certificate was read again")
+
     def cut(self) -> None:
         """Cut the streams a `stop` in progress is waiting for, visibly."""
         self._traffic.cut()
 
     async def _start(self) -> None:
-        headers = control_headers(self._config)
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+        self._outbound = Outbound(self._config, self._fleet)
+        self._session = self._outbound.session()
         self._closers.append(self._session.close)
+        self._open_gate()
         self._open_receipts()
         reported = await reported_block_tokens(self._session, self._fleet, self._config.load.timeout_s)
         block_tokens = self._fleet.block_tokens or reported or DEFAULT_BLOCK_TOKENS
@@ -121,7 +146,8 @@ class Gateway:
             written=self._beside.written,
         )
         self._start_keeping()
-        await self._start_prompts(has_key=bool(headers))
+        await self._start_prompts()
+        self._start_edits()
         self._sources = EventSources(
             self._fleet, self._core.directory, self._session, self._clock, on_pushed_load=self._board.pushed
         )
@@ -151,18 +177,37 @@ class Gateway:
             keeper.start()
             self._closers.append(keeper.stop)
 
-    async def _start_prompts(self, *, has_key: bool) -> None:
+    def _open_gate(self) -> None:
+        config = self._config
+        key = admin_key(config)
+        self._gate = Gate(admin=None if key is None else SecretKey(key))
+        if config.client_keys is None:
+            log.warning("no client_keys: whoever reaches %s:%d may use the replicas", config.host, config.port)
+            return
+        self._keys = KeysFile(Path(config.client_keys), self._gate)
+        self._keys.start()
+        self._closers.append(self._keys.stop)
+
+    async def _start_prompts(self) -> None:
         self._prompts = Prompts(
             self._config.prompts,
             self._core.prompts,
             self._session,
             url_of=self._tokenizing_url,
-            has_key=has_key,
+            has_key=self._outbound.keeps_credentials,
             clock=self._clock,
             registry=self._metrics.registry,
         )
         self._closers.append(self._prompts.stop)
         await self._prompts.start()
+
+    def _start_edits(self) -> None:
+        """Bodies are edited before anything reads them, if at all."""
+        self._read = self._read_and_look_up if self._beside.asks else self._prompts.read
+        aliases, asks_usage = self._config.model_aliases, self._config.inject_usage
+        if aliases or asks_usage:
+            self._edits = BodyEdits(self._read, aliases=aliases, asks_usage=asks_usage)
+            self._closers.append(self._edits.stop)
 
     def _tokenizing_url(self, model: str) -> str | None:
         """Whom to ask for the tokens of a base model: the replicas that serve it, in turn."""
@@ -178,7 +223,7 @@ class Gateway:
     def _start_poller(self) -> None:
         load = self._config.load
         self._poller = LoadPoller(
-            self._session,
+            partial(self._outbound.fetcher, max_body_bytes=MAX_PAGE_BYTES),
             on_load=self._board.polled,
             on_up=self._on_up,
             on_down=self._on_down,
@@ -205,6 +250,7 @@ class Gateway:
             poller=self._poller,
             traffic=self._traffic,
             writer=self._writer,
+            keys=self._keys,
             clock=self._clock,
         )
         self._admin = AdminPort(
@@ -226,20 +272,27 @@ class Gateway:
                 answered=self._prompts.answered,
                 ranks=self._ranks,
                 asks_load=config.load.from_answers,
+                fields=self._outbound.fields,
             ),
-            read_prompt=self._read_and_look_up if self._beside.asks else self._prompts.read,
+            read_prompt=self._edits.read if self._edits is not None else self._read,
             answer=self._answer,
             clock=self._clock,
             limits=config.limits,
             times=config.time_outs,
             heard=self._heard,
+            upstream_tls=self._outbound.tls,
+            upstream_tls_name=self._outbound.tls_name,
+            allowed_address=self._outbound.addresses.refused,
+            admit=self._gate.admit,
+            drops=self._outbound.drops,
+            via=self._gate.via,
         )
 
     async def _start_traffic(self) -> None:
         config = self._config
         self._closers.append(self._stop_traffic)
         try:
-            await self._traffic.start(config.host, config.port)
+            await self._traffic.start(config.host, config.port, tls=self._tls)
         except OSError as exc:
             raise PortInUse(config.host, config.port, "traffic", exc.strerror or str(exc)) from exc
 
@@ -322,7 +375,7 @@ class Gateway:
         self._prompts.replica_up(replica.name, replica.url or "", model=base, name=models[0] if models else "")
         log.info("%s is up and serves %s", replica.name, ", ".join(models) or "what it does not say")
         if not models:
-            log.warning("%s named no models (does it want a key? load.api_key_env): no prompt is matched", replica.name)
+            log.warning("%s named no models (does it want a key? api_key_env): no prompt is matched", replica.name)
 
     def _on_down(self, row: int, reason: str) -> None:
         self._core.dispatcher.replica_down(row)
@@ -343,7 +396,7 @@ class Gateway:
         if head.path == "/v1/models":
             cards = [
                 {"id": name, "object": "model", "created": self._started_at, "owned_by": "tfirst"}
-                for name in self._core.dispatcher.models
+                for name in (*self._core.dispatcher.models, *self._aliases())
             ]
             return 200, msgspec.json.encode({"object": "list", "data": cards})
         if head.path == "/version":
@@ -351,6 +404,11 @@ class Gateway:
         if head.path == "/ready" and not self._ready():
             return 503, b'{"status":"no replica is up"}'
         return 200, b'{"status":"ok"}'
+
+    def _aliases(self) -> list[str]:
+        """Names of the configuration that lead to a model somebody serves."""
+        served = set(self._core.dispatcher.models)
+        return [alias for alias, name in self._config.model_aliases.items() if name in served and alias not in served]
 
     def _ready(self) -> bool:
         return any(self._core.dispatcher.is_up(row) for row in range(len(self._fleet.replicas)))
@@ -363,24 +421,9 @@ class Gateway:
             self._writer.write(receipt)
 
 
-def control_headers(config: RouterConfig) -> dict[str, str]:
-    """Headers of the router's own calls to replicas: the key they want, from the environment."""
-    key = _key("load.api_key_env", config.load.api_key_env)
-    return {} if key is None else {"authorization": f"Bearer {key}"}
-
-
 def admin_key(config: RouterConfig) -> str | None:
-    """What a POST on the admin port must carry, from the environment; None: nobody may post."""
-    return _key("admin_key_env", config.admin_key_env)
-
-
-def _key(setting: str, variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key or not key.isprintable() or not key.isascii():
-        raise ConfigError(f"{setting} names the environment variable {variable}, which holds no usable key")
-    return key
+    """What admin calls must carry, from the environment; None: nobody may make any."""
+    return key_in("admin_key_env", config.admin_key_env)
 
 
 async def reported_block_tokens(session: aiohttp.ClientSession, fleet: Fleet, timeout_s: float) -> int | None:

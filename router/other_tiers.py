@@ -139,8 +139,8 @@ class OtherTiers(Holdings):
             self._written.missed(chain, blocks)
 
     def _doubt(self, row: int, tier: Tier, chain: list[int], blocks: int, now_s: float) -> None:
-        """Of `chain` only `blocks` were there."""
-        if self._answers is not None and blocks < len(chain):
+        """Of `chain` only `blocks` were there. A look-up tells nothing of HBM, so doubts of it are the directory's."""
+        if self._answers is not None and tier is not Tier.HBM and blocks < len(chain):
             self._doubts.add(row, tier, chain, blocks, now_s)
 
 

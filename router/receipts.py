@@ -59,6 +59,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     prompt_exact: bool
     streamed: bool
     policy: str
+    client: str | None = None  # name of the key that let it in
+    edited: tuple[str, ...] = ()  # fields of the body that the router changed or added
     candidates: list[Candidate] = []
     chosen: int | None = None  # index into candidates
     reason: str | None = None

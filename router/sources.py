@@ -317,7 +317,9 @@ class EventSources:
         if refusal is not None:
             return refusal
         self._start_watching()
-        self._posted_s[push.source] = self._clock()
+        known = self._intake.streams.get(push.source)
+        if known is None or not known.is_later_than(push):
+            self._posted_s[push.source] = self._clock()
         result = await self._intake.accept(push)
         assert result is not None, "a source that is not refused has a stream"
         return 200, {

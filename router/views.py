@@ -13,6 +13,7 @@ from router.assemble import Core
 from router.beside_events import BesideEvents
 from router.fleet import Fleet
 from router.http.server import TrafficPort
+from router.keys_file import KeysFile
 from router.metrics import Metrics
 from router.prompts.production import Prompts
 from router.receipts import ReceiptWriter
@@ -39,6 +40,7 @@ class Views:
         poller: LoadPoller,
         traffic: TrafficPort,
         writer: ReceiptWriter | None,
+        keys: KeysFile | None,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
@@ -49,6 +51,7 @@ class Views:
         self._beside = beside
         self._prompts = prompts
         self._writer = writer
+        self._keys = keys
         self._clock = clock
         metrics.follow_sources(sources.reports)
         metrics.follow_load(board)
@@ -88,6 +91,7 @@ class Views:
             for state in State:
                 metrics.event_sources.labels(report.name, state.value).set(report.state is state)
         metrics.receipts_dropped.set(self._writer.dropped if self._writer is not None else 0)
+        metrics.keys_rejected.set(self._keys is not None and self._keys.rejected is not None)
         return metrics.text()
 
     def fleet(self) -> dict[str, Any]:
@@ -129,6 +133,7 @@ class Views:
             "directory_blocks": {tier.value: n for tier, n in self._core.directory.stats().blocks.items()},
             "other_tiers": self._beside.report(),
             "prompts": self._prompts.report().as_values(),
+            "client_keys": None if self._keys is None else self._keys.report(),
         }
 
     def _event_totals(self) -> dict[str, float]:

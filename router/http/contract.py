@@ -39,15 +39,20 @@ class Decider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Facts of a request, and the body that goes on in place of the client's."""
+    """Facts of a request, and the body that goes on in place of the client's.
+
+    swallows_usage : the body asks for usage that the client did not ask for, so the event of usage alone is cut out
+    """
 
     facts: RequestFacts
     body: bytes
+    swallows_usage: bool = False
 
 
 Read = RequestFacts | Refuse | Rewritten
 PromptReader = Callable[[RequestHead, bytes], Read | asyncio.Future[Read]]  # cancelled when the client leaves
 Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
+Admit = Callable[[RequestHead], Refuse | None]  # of every request, by its head alone
 Heard = Callable[[Send, ResponseHead], object]  # the head of an answer, before anything is made of it
 Clock = Callable[[], float]
 
@@ -60,6 +65,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_head_fields: Count = 100  # beyond: 431
     max_waiting_requests: Count = 16  # pipelined behind the one in progress; then the client is not read
     max_waiting_bytes: Bytes = 1024 * 1024  # their bodies; the same consequence
+    # of one address; more get 429 and are closed. 0: no limit, because behind another proxy all clients share one
+    max_connections_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_idle_per_endpoint: Count = 1024  # pooled connections; more are closed, in-use ones are not limited
 
 

@@ -197,6 +197,20 @@ class Exchange:
             self._ask(self._shared.decider.finished, sent, ended)
         self._end(closing=self._closing)
 
+    def response_switched(self, response: ResponseHead, rest: bytes) -> None:
+        """Both connections are joined; to the decider the request stays open until one of them ends."""
+        upstream = self._upstream
+        assert upstream is not None, "an answer comes on a connection"
+        self._status, self._relayed, self._closing = response.status, True, True
+        head = self._client_head(response, upgrade=self._head.upgrade)
+        self._client.switch(head, upstream, rest, ended=self._tunnel_ended)
+
+    def _tunnel_ended(self) -> None:
+        if self._upstream is not None:
+            self._upstream.let_go()
+        if not self._over:
+            self.response_ended()
+
     def response_lost(self, cause: Cause, *, silent: bool) -> None:
         self._upstream = None
         if silent and self._client.paused:  # the replica was not read because the client does not read
@@ -252,8 +266,11 @@ class Exchange:
             request_id=self._request_id,
             forwarded=self._client.forwarded,
             extra=self._attempt.extra_headers,
+            drops=self._shared.drops,
+            via=self._shared.via,
         )
-        connection.request(head, self._body, self, bodiless=self._head.method == b"HEAD")
+        bodiless = self._head.method == b"HEAD"
+        connection.request(head, self._body, self, bodiless=bodiless, upgrade=self._head.upgrade)
         if self._client.paused:  # still full of the answer before
             connection.pause()
 
@@ -324,7 +341,7 @@ class Exchange:
         self._reader = None
         self._client.exchange_over(closing=closing)
 
-    def _client_head(self, response: ResponseHead) -> bytes:
+    def _client_head(self, response: ResponseHead, *, upgrade: bytes = b"") -> bytes:
         attempt = self._attempt
         assert attempt is not None, "an answer follows an attempt"
         return client_head(
@@ -334,6 +351,7 @@ class Exchange:
             explain=None if attempt.explain is None else field_value(attempt.explain),
             closing=self._closing,
             unchunked=self._unchunking,
+            upgrade=upgrade,
         )
 
     def _drop_upstream(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from router.http.contract import Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import Admit, Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
 
 if TYPE_CHECKING:
@@ -39,11 +39,26 @@ class Shared:
     limits: Limits
     times: TimeOuts
     heard: Heard | None = None
+    admit: Admit | None = None
+    drops: frozenset[bytes] = frozenset()
+    via: bytes = b""
     counts: Counts = field(default_factory=Counts)
     clients: set[ClientConnection] = field(default_factory=set)
+    per_client: dict[bytes, int] = field(default_factory=dict)  # open connections by address
     deserted: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last client leaves
+
+    def join(self, client: ClientConnection) -> bool:
+        """Count a connection that was made; False when its address has too many. Either way it `leave`s once."""
+        self.clients.add(client)
+        peer, limit = client.forwarded.peer, self.limits.max_connections_per_client
+        self.per_client[peer] = count = self.per_client.get(peer, 0) + 1
+        return not limit or count <= limit
 
     def leave(self, client: ClientConnection) -> None:
         self.clients.discard(client)
+        peer = client.forwarded.peer
+        self.per_client[peer] -= 1
+        if not self.per_client[peer]:
+            del self.per_client[peer]
         if not self.clients:
             self.deserted.set()

@@ -43,6 +43,8 @@ class Head(Protocol):
     def path(self) -> str: ...
     @property
     def method(self) -> bytes: ...
+    @property
+    def client(self) -> str: ...
     def get(self, name: bytes) -> bytes | None: ...
 
 
@@ -170,6 +172,7 @@ class PromptReader:
             path=head.path,
             block_tokens=self.block_tokens,
             session=session_of(head, None),
+            client=head.client,
         )
 
     def _chunks_of(self, question: Question, tokens: int) -> list[int]:
@@ -206,6 +209,7 @@ class PromptReader:
             path=head.path,
             block_tokens=self.block_tokens,
             session=session_of(head, fields.session_id),
+            client=head.client,
         )
 
 

@@ -30,7 +30,7 @@ Read = RequestFacts | Refuse | Rewritten
 SCANS_AT_ONCE = 4  # each takes about a millisecond of the loop, then lets others
 
 _WORTH_A_WARNING = {
-    Unread.UNAUTHORISED: "the engine's tokenizer wants a key (load.api_key_env)",
+    Unread.UNAUTHORISED: "the engine's tokenizer wants a key (api_key_env)",
     Unread.NO_TOKENIZER: "no tokenizer is configured for a model that is asked for (prompts.tokenizer)",
     Unread.TEMPLATE: "the chat template refuses conversations, or there is none",
     Unread.WORKER_LOST: "a process that reads prompts was lost",

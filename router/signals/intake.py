@@ -186,12 +186,15 @@ class PushedStream:
         self.stream = stream
         self.incarnation: int | None = None
 
+    def is_later_than(self, push: Push) -> bool:
+        """Whether `push` is of a publisher's earlier life, a sender left over: it says nothing of this one."""
+        return self.incarnation is not None and push.incarnation < self.incarnation
+
     async def accept(self, push: Push) -> PushResult:
         """Apply what is new in `push`, one batch after the other; others get the loop in between."""
         result = PushResult()
         sequence = self.stream.sequence
-        sequence.connected = True
-        if self.incarnation is not None and push.incarnation < self.incarnation:
+        if self.is_later_than(push):
             result.stale = len(push.batches)
             result.state = sequence.state
             return result
@@ -199,6 +202,7 @@ class PushedStream:
             sequence.restarts += 1
             self.stream.forget()
         self.incarnation = push.incarnation
+        sequence.connected = True
         for at, (seq, batch) in enumerate(push.batches):
             if at:
                 await asyncio.sleep(0)

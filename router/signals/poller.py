@@ -23,7 +23,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import aiohttp
 import msgspec
 
 from router.signals.fetch import REDIRECTS, Answer, Fetcher
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 _MODELS_EVERY = 20  # questions for health between two looks at /v1/models: adapters come and go
 _TOGETHER = 16  # endpoints asked at once: each wake-up of the process costs as much as reading a page
 _READ_AT_ONCE = 4  # pages read before others get the loop
-_MAX_PAGE_BYTES = 8 << 20
+MAX_PAGE_BYTES = 8 << 20  # for who makes the fetchers
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 
@@ -82,7 +81,7 @@ class LoadPoller:
 
     Parameters
     ----------
-    session : its headers are sent with every request
+    fetcher : makes the owner of a kept connection to a base URL
     on_load : (row, load, sent_s, received_s) after each answered question for the load; `Load()` when it holds nothing
     on_up : (row, models) when an endpoint comes up, and again when the models it names or their weights change
     on_down : (row, reason) after `misses_to_down` bad rounds in a row
@@ -94,7 +93,7 @@ class LoadPoller:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        fetcher: Callable[[str], Fetcher],
         *,
         on_load: Callable[[int, Load, float, float], object],
         on_up: Callable[[int, tuple[str, ...]], object],
@@ -109,7 +108,7 @@ class LoadPoller:
             raise ValueError("period_s and timeout_s must be positive, misses_to_down at least 1")
         self.endpoints: dict[str, Polled] = {}
         self.errors = 0  # unexpected exceptions; the round was abandoned
-        self._headers = dict(session.headers)
+        self._fetcher_of = fetcher
         self._on_load = on_load
         self._on_up = on_up
         self._on_down = on_down
@@ -264,7 +263,7 @@ class LoadPoller:
             await self._ask_health(endpoint, endpoint._probe)
 
     def _fetcher(self, endpoint: Polled) -> Fetcher:
-        return Fetcher(endpoint.base_url, self._headers, max_body_bytes=_MAX_PAGE_BYTES)
+        return self._fetcher_of(endpoint.base_url)
 
     # Health and models
 
@@ -338,7 +337,7 @@ class LoadPoller:
 
     async def _read_page(self, endpoint: Polled, answer: Answer) -> None:
         body = answer.body
-        if len(body) == _MAX_PAGE_BYTES:  # cut there, perhaps in the middle of a number
+        if len(body) == MAX_PAGE_BYTES:  # cut there, perhaps in the middle of a number
             body = body[: body.rfind(b"\n") + 1]
         text = body.decode("utf-8", errors="replace")
         for _ in endpoint._reader.slices(text):

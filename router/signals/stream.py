@@ -65,7 +65,7 @@ class Stream:
         self._apply = apply
         self._cleared = cleared
         self._clock = clock
-        self.began_s = float("-inf")  # when it last forgot everything: what is believed now was heard since
+        self.began_s = float("-inf")  # what is believed now was heard since
         self._foreign: frozenset[str] = frozenset()  # unknown media in which something was stored: it never counts
 
     def decoded(self, payload: bytes) -> Batch | None:
@@ -106,6 +106,8 @@ class Stream:
         if batch is None:
             self.lose_history()
         else:
+            if self.sequence.last is None:
+                self.began_s = self._clock()
             if seq == self.sequence.first:
                 self.sequence.history_whole()
             self._judge_clears(batch)

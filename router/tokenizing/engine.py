@@ -207,7 +207,7 @@ async def post(session: aiohttp.ClientSession, url: str, data: bytes, *, headers
     if status == 200:
         return body
     if status in (401, 403):
-        raise NoTokens(Unread.UNAUTHORISED, f"{url} answered {status}; load.api_key_env names the key to use")
+        raise NoTokens(Unread.UNAUTHORISED, f"{url} answered {status}; api_key_env names the key to use")
     if status in (400, 422):
         raise NoTokens(Unread.FORM, f"{url} answered {status}")
     raise NoTokens(Unread.UNAVAILABLE, f"{url} answered {status}")

@@ -186,7 +186,7 @@ async def test_without_an_admin_key_nobody_may_post() -> None:
         assert (await router.post_events(a_push("r0"), KEY))[0] == 403
 
 
-@pytest.mark.parametrize("changes", [{"admin_key_env": "NO_KEY"}, {"load": LoadConfig(api_key_env="NO_KEY")}])
+@pytest.mark.parametrize("changes", [{"admin_key_env": "NO_KEY"}, {"api_key_env": "NO_KEY"}])
 async def test_a_key_that_is_not_in_the_environment_stops_the_start(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,13 @@ def test_a_fetch_that_failed_is_held_against_that_tier_of_that_holder_alone(
     assert found.believed(1.0 + PENALTY_S) == (64, 64, 64, 64)
 
 
+def test_a_copy_in_hbm_that_a_peer_did_not_get_says_nothing_of_that_replica_s_disk() -> None:
+    found = LookUps([of("a", Tier.DISK)])
+    assert found.believed(0.0) == (0, 64, 0, 0)
+    found.tiers.fetch_failed(0, Tier.HBM, CHAIN, 10, 1.0)
+    assert found.believed(2.0) == (0, 64, 0, 0)
+
+
 def test_a_prompt_that_parted_before_the_missing_block_keeps_its_credit() -> None:
     found = LookUps(EVERYWHERE)
     found.tiers.fetch_failed(0, Tier.REMOTE, CHAIN, 10, 1.0)

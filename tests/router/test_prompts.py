@@ -18,6 +18,7 @@ class FakeHead:
     path: str = "/v1/completions"
     method: bytes = b"POST"
     fields: dict[bytes, bytes] = field(default_factory=dict)
+    client: str = ""
 
     def get(self, name: bytes) -> bytes | None:
         return self.fields.get(name)

@@ -248,11 +248,13 @@ async def test_an_address_without_a_port_cannot_be_shared_by_ranks() -> None:
 async def test_a_rank_that_names_no_source_is_not_taken_for_the_next_one() -> None:
     async with Publisher() as engine:
         named = {"publisher": "zmq", "endpoint": engine.events, "replay_endpoint": None, "topic": ""}
-        async with an_endpoint({"0": {"publisher": "null"}, "1": named}) as url:
-            async with following(a_fleet(a_replica("a0", url=url), a_replica("a1", url=url))) as found:
-                await engine.subscribed()
-                await engine.publish(0, payload(stored_map(P, 1)))
-                await until(lambda: found.credit(P) == [0, 256])
+        async with (
+            an_endpoint({"0": {"publisher": "null"}, "1": named}) as url,
+            following(a_fleet(a_replica("a0", url=url), a_replica("a1", url=url))) as found,
+        ):
+            await engine.subscribed()
+            await engine.publish(0, payload(stored_map(P, 1)))
+            await until(lambda: found.credit(P) == [0, 256])
 
 
 async def test_replicas_that_name_one_address_share_its_socket_by_rank() -> None:
@@ -386,6 +388,19 @@ async def test_a_restart_behind_posted_events_degrades_them_and_repeats_bring_no
         assert (found.credit(P), found.states()["a"]) == ([0, 0], State.DEGRADED)
         assert (await found.sources.pushed(a_push("a"), "application/json"))[1]["duplicates"] == 1
         assert found.credit(P) == [0, 0]
+
+
+async def test_what_a_new_process_said_stays_when_its_predecessor_never_said_anything() -> None:
+    clock = asyncio.get_running_loop().time
+    async with Publisher() as engine, following(a_fleet(a_replica("a", events=engine.events), a_replica("b"))) as found:
+        await engine.subscribed()
+        alive_s = clock()
+        await engine.publish(0, payload(stored_map(P, 1)))
+        await found.sources.pushed(a_push("b"), "application/json")
+        await until(lambda: found.credit(P) == [256, 256])
+        for row in (0, 1):
+            found.sources.restarted(row, since_s=alive_s)
+        assert (found.credit(P), found.states()) == ([256, 256], {"a": State.LIVE, "b": State.LIVE})
 
 
 async def test_a_restart_of_a_replica_that_is_guessed_empties_the_guess() -> None:

@@ -5,14 +5,14 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router.signals import poller as poller_module
+from router.signals.fetch import Fetcher
 from router.signals.load import Load
-from router.signals.poller import Listed, LoadPoller, models_in
+from router.signals.poller import MAX_PAGE_BYTES, Listed, LoadPoller, models_in
 
 CARDS = {"data": [{"id": "m1", "parent": None}, {"id": "ad-1", "parent": "m1"}]}
 PAGE = 'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 5\n'
@@ -86,24 +86,27 @@ class Heard:
                 await self._changed.wait()
 
 
+def a_fetcher(base_url: str) -> Fetcher:
+    return Fetcher(base_url, {}, max_body_bytes=MAX_PAGE_BYTES)
+
+
 @asynccontextmanager
 async def a_poller(
     heard: Heard, *, timeout_s: float = 2.0, period_s: float = 0.01, health_period_s: float = 0.0
 ) -> AsyncIterator[LoadPoller]:
-    async with aiohttp.ClientSession() as session:
-        poller = LoadPoller(
-            session,
-            on_load=heard.on_load,
-            on_up=heard.on_up,
-            on_down=heard.on_down,
-            period_s=period_s,
-            health_period_s=health_period_s,
-            timeout_s=timeout_s,
-        )
-        try:
-            yield poller
-        finally:
-            await poller.stop()
+    poller = LoadPoller(
+        a_fetcher,
+        on_load=heard.on_load,
+        on_up=heard.on_up,
+        on_down=heard.on_down,
+        period_s=period_s,
+        health_period_s=health_period_s,
+        timeout_s=timeout_s,
+    )
+    try:
+        yield poller
+    finally:
+        await poller.stop()
 
 
 async def rounds(poller: LoadPoller, count: int) -> None:
@@ -416,7 +419,7 @@ async def test_a_huge_page_is_read_while_others_run() -> None:
 
 async def test_a_page_that_is_too_long_is_cut_before_a_number_it_would_halve(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "vllm:num_requests_running 2\nvllm:num_requests_waiting 345\n"
-    monkeypatch.setattr(poller_module, "_MAX_PAGE_BYTES", len(line) - 2)
+    monkeypatch.setattr(poller_module, "MAX_PAGE_BYTES", len(line) - 2)
     engine, heard = Engine(), Heard()
     engine.metrics = (200, line)
     async with engine.serving() as url, a_poller(heard) as poller:
@@ -432,9 +435,9 @@ def test_a_broken_model_list_names_nothing(body: bytes) -> None:
 
 async def test_parents_of_adapters_can_be_looked_up_when_a_replica_is_reported_up() -> None:
     seen: list[dict[str, str]] = []
-    async with Engine().serving() as url, aiohttp.ClientSession() as session:
+    async with Engine().serving() as url:
         poller = LoadPoller(
-            session,
+            a_fetcher,
             on_load=lambda *_: None,
             on_up=lambda row, models: seen.append(dict(poller.endpoints[url].parents)),
             on_down=lambda *_: None,
@@ -451,4 +454,4 @@ def test_a_model_list_tells_where_the_weights_of_adapters_come_from() -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
-        LoadPoller(None, on_load=print, on_up=print, on_down=print, period_s=0.0)  # type: ignore[arg-type]
+        LoadPoller(a_fetcher, on_load=print, on_up=print, on_down=print, period_s=0.0)
