@@ -152,6 +152,7 @@ class Prompts:
             up=None if self._engine is None else self._engine.up,
             read=dict(self._reading.counts),
             states=self._agreement.states(self._clock()),
+            differing=self._agreement.differing(),
             waiting=self._reading.under_way,
             lost_workers=self._workers.lost,
         )
