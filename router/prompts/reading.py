@@ -32,6 +32,7 @@ SCANS_AT_ONCE = 4  # each takes about a millisecond of the loop, then lets other
 _WORTH_A_WARNING = {
     Unread.UNAUTHORISED: "the engine's tokenizer wants a key (load.api_key_env)",
     Unread.NO_TOKENIZER: "no tokenizer is configured for a model that is asked for (prompts.tokenizer)",
+    Unread.FAILED: "the engine's tokenizer fails at some prompts",
     Unread.TEMPLATE: "the chat template refuses conversations, or there is none",
     Unread.WORKER_LOST: "a process that reads prompts was lost",
     Unread.BUSY: "more prompts wait to be tokenised than may (prompts.most_waiting)",
@@ -127,6 +128,9 @@ class PromptReading:
             tokens = await self._source.tokens_of(asked, body, wanted)
         except NoTokens as exc:
             return await self._without_tokens(question, exc.why, body)
+        except Exception:  # whatever goes wrong, the request is placed
+            log.exception("a prompt could not be tokenised")
+            return await self._without_tokens(question, Unread.FAILED, body)
         trusted = state is not State.DISAGREES
         self.counts["tokenised" if trusted else Unread.DISAGREES.value] += 1
         facts = self._reader.by_tokens(question, tokens, asked.form, trusted=trusted)

@@ -13,7 +13,8 @@ import importlib
 import importlib.util
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,28 @@ class LocalTokenizer:
     engine : whose preparations of a conversation are followed
     defaults : template arguments the engine's server was started with
     limit_bytes : what kept pieces may take
+    limited : see `ChatTemplate`
 
     Raises
     ------
     ValueError : a file is missing or cannot be read; one sentence
     """
 
-    def __init__(self, directory: Path, *, engine: Engine, defaults: dict[str, Any], limit_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        engine: Engine,
+        defaults: dict[str, Any],
+        limit_bytes: int,
+        limited: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self._tokenizer = _load(directory / "tokenizer.json")
         self._engine: Engine = engine
         self._defaults = defaults
         settings = _settings(directory)
-        self._template = ChatTemplate(_templates(directory, settings), _special_tokens(settings))
+        named = _special_tokens(settings)
+        self._template = ChatTemplate(_templates(directory, settings), named, limited=limited)
         added = [_added(token) for token in self._tokenizer.get_added_tokens_decoder().values()]
         cuts = places_to_cut(added, self._template.text)
         self.pieces = Pieces(self._encode, cuts if self._may_cut(cuts) else [], limit_bytes=limit_bytes)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from estimators.request import RequestFacts
@@ -149,6 +150,27 @@ async def test_a_prompt_without_tokens_is_placed_by_its_length_and_counted_by_it
         found = await facts(made, {"model": "m", "prompt": "x" * 400}, COMPLETIONS)
     assert (found.chain, found.prompt_tokens, found.prompt_exact, found.tokenised) == ([], 100, False, "")
     assert made.counts == {why.value: 1}
+
+
+async def test_a_tokenizer_that_fails_as_nobody_foresaw_costs_the_tokens_and_not_the_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with reading(Source(RuntimeError("unforeseen"))) as made:  # type: ignore[arg-type]
+        found = await facts(made, {"model": "m", "prompt": "x" * 400}, COMPLETIONS)
+    assert (found.prompt_tokens, made.counts) == (100, {"failed": 1})
+    assert "unforeseen" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["model", "cache_salt", "extra_key", "session_id", "previous_response_id", "user"])
+@pytest.mark.parametrize("prompt", [IDS, "hi"], ids=["ids", "text"])
+async def test_half_a_surrogate_pair_in_any_name_is_placed_and_can_be_written_down(key: str, prompt: Any) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt, key: "a\ud83d"}).encode()
+    async with reading(Source()) as made:
+        found = await facts(made, body, COMPLETIONS)
+    assert found.prompt_tokens == 100
+    assert msgspec.json.encode([found.model, found.base_model, found.session])
+    if key in ("cache_salt", "extra_key", "model"):
+        assert found.chain != BLOCKS, "another salt, another cache"
 
 
 async def test_what_the_router_cannot_know_is_not_asked_for() -> None:
