@@ -13,7 +13,6 @@ import aiohttp
 import msgspec
 
 import router
-from estimators.request import RequestFacts
 from router.actions import Send
 from router.admin import AdminPort
 from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble
@@ -22,7 +21,6 @@ from router.config import RouterConfig
 from router.decider import TimedDecider, ranks_of
 from router.errors import ConfigError, PortInUse
 from router.fleet import Fleet, ReplicaSpec
-from router.http.contract import Read
 from router.http.head import RequestHead, ResponseHead
 from router.http.server import TrafficPort
 from router.keeping import StateKeeper
@@ -160,6 +158,7 @@ class Gateway:
             has_key=has_key,
             clock=self._clock,
             registry=self._metrics.registry,
+            told=self._beside.read if self._beside.asks else None,
         )
         self._closers.append(self._prompts.stop)
         await self._prompts.start()
@@ -227,7 +226,7 @@ class Gateway:
                 ranks=self._ranks,
                 asks_load=config.load.from_answers,
             ),
-            read_prompt=self._read_and_look_up if self._beside.asks else self._prompts.read,
+            read_prompt=self._prompts.read,
             answer=self._answer,
             clock=self._clock,
             limits=config.limits,
@@ -331,12 +330,6 @@ class Gateway:
         log.warning("%s is down: %s", self._fleet.replicas[row].name, reason)
 
     # Prompts and answers
-
-    def _read_and_look_up(self, head: RequestHead, body: bytes) -> Read | asyncio.Future[Read]:
-        read = self._prompts.read(head, body)
-        if isinstance(read, RequestFacts):
-            self._beside.read(read, body)
-        return read
 
     def _answer(self, head: RequestHead) -> tuple[int, bytes]:
         """The router's own answers on the traffic port."""

@@ -19,7 +19,7 @@ from router.http.contract import Rewritten
 from router.identity import Identity, chain
 from router.prompts import PromptReader
 from router.prompts.agreement import Agreement
-from router.prompts.reading import PromptReading, Read
+from router.prompts.reading import PromptReading, Read, Told
 from router.tokenizing.asked import Asked, Form, NoTokens, Tokenised, TokenSource, Unread, Wanted, tokenised
 from router.tokenizing.worker import Load
 from router.tokenizing.workers import LARGE_BYTES, Workers
@@ -65,6 +65,7 @@ async def reading(
     chunks: bool = False,
     agreement: Agreement | None = None,
     forwards: bool = False,
+    told: Told | None = None,
 ) -> AsyncIterator[PromptReading]:
     workers = Workers(Load(), timeout_s=60.0, most_waiting=64)
     made = PromptReading(
@@ -74,6 +75,7 @@ async def reading(
         agreement=agreement or Agreement(),
         clock=lambda: 0.0,
         forwards=forwards,
+        told=told,
     )
     try:
         yield made
@@ -420,3 +422,34 @@ async def test_ids_go_on_only_when_the_engine_is_known_to_agree_and_when_asked_f
         assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
     async with reading(Source(), agreement=agreeing()) as made:
         assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
+
+
+# Tokens handed on
+
+
+async def test_the_tokens_of_every_prompt_that_are_known_are_told_with_its_facts_and_salt() -> None:
+    told: list[tuple[RequestFacts, Any, str]] = []
+
+    def note(facts: RequestFacts, ids: bytes | memoryview, salt: str) -> None:
+        told.append((facts, json.loads(bytes(ids)), salt))
+
+    async with reading(Source(), told=note) as made:
+        found = [
+            await facts(made, {"model": "m", "prompt": IDS, "cache_salt": "s"}, COMPLETIONS),
+            await facts(made, CHAT),
+            await facts(made, large(model="m", prompt="hi"), COMPLETIONS),
+            await facts(made, large(model="m", prompt=IDS), COMPLETIONS),
+            await facts(made, {"model": "m", "prompt": [IDS, [1]]}, COMPLETIONS),
+        ]
+    assert [entry[0] for entry in told] == found
+    assert [entry[1:] for entry in told] == [(IDS, "s"), *[(IDS, "")] * 3, ([IDS, [1]], "")]
+
+
+async def test_nothing_is_told_of_a_prompt_whose_tokens_are_unknown_or_refused_and_a_text_is_not_rewritten() -> None:
+    told: list[RequestFacts] = []
+    async with reading(Source(NoTokens(Unread.LATE)), told=lambda facts, ids, salt: told.append(facts)) as made:
+        await facts(made, CHAT)
+        await read(made, {"model": "m", "prompt": [-1, 1]}, COMPLETIONS)
+    async with reading(Source(), agreement=agreeing(), told=lambda facts, ids, salt: None) as made:
+        assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
+    assert told == []
