@@ -13,7 +13,6 @@ import aiohttp
 import msgspec
 
 import router
-from estimators.request import RequestFacts
 from router.actions import Send
 from router.admin import AdminPort
 from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble
@@ -24,7 +23,6 @@ from router.edits import BodyEdits
 from router.errors import ConfigError, PortInUse
 from router.fleet import Fleet, ReplicaSpec
 from router.gate import Gate
-from router.http.contract import PromptReader, Read
 from router.http.head import RequestHead, ResponseHead
 from router.http.server import TrafficPort
 from router.http.tls import read_again, server_context
@@ -48,8 +46,6 @@ from router.views import Views
 
 log = logging.getLogger(__name__)
 
-_MAX_PAGE_BYTES = 8 << 20  # of /metrics
-
 
 class Gateway:
     """One running router. `start` it inside a running loop, `stop` it once."""
@@ -72,7 +68,6 @@ class Gateway:
         self._core: Core
         self._beside: BesideEvents
         self._prompts: Prompts
-        self._read: PromptReader  # of bodies as replicas get them
         self._edits: BodyEdits | None = None
         self._asked_last = -1  # row of the replica that tokenised last
         self._sources: EventSources
@@ -197,16 +192,16 @@ class Gateway:
             has_key=self._outbound.keeps_credentials,
             clock=self._clock,
             registry=self._metrics.registry,
+            told=self._beside.read if self._beside.asks else None,
         )
         self._closers.append(self._prompts.stop)
         await self._prompts.start()
 
     def _start_edits(self) -> None:
         """Bodies are edited before anything reads them, if at all."""
-        self._read = self._read_and_look_up if self._beside.asks else self._prompts.read
         aliases, asks_usage = self._config.model_aliases, self._config.inject_usage
         if aliases or asks_usage:
-            self._edits = BodyEdits(self._read, aliases=aliases, asks_usage=asks_usage)
+            self._edits = BodyEdits(self._prompts.read, aliases=aliases, asks_usage=asks_usage)
             self._closers.append(self._edits.stop)
 
     def _tokenizing_url(self, model: str) -> str | None:
@@ -274,7 +269,7 @@ class Gateway:
                 asks_load=config.load.from_answers,
                 fields=self._outbound.fields,
             ),
-            read_prompt=self._edits.read if self._edits is not None else self._read,
+            read_prompt=self._edits.read if self._edits is not None else self._prompts.read,
             answer=self._answer,
             clock=self._clock,
             limits=config.limits,
@@ -385,12 +380,6 @@ class Gateway:
 
     # Prompts and answers
 
-    def _read_and_look_up(self, head: RequestHead, body: bytes) -> Read | asyncio.Future[Read]:
-        read = self._prompts.read(head, body)
-        if isinstance(read, RequestFacts):
-            self._beside.read(read, body)
-        return read
-
     def _answer(self, head: RequestHead) -> tuple[int, bytes]:
         """The router's own answers on the traffic port."""
         if head.path == "/v1/models":
@@ -435,7 +424,7 @@ async def reported_block_tokens(session: aiohttp.ClientSession, fleet: Fleet, ti
     async def ask(replica: ReplicaSpec) -> int | None:
         try:
             async with session.get(f"{replica.url}/metrics", timeout=timeout) as response:
-                page = await body_of(response, _MAX_PAGE_BYTES)
+                page = await body_of(response, MAX_PAGE_BYTES)
                 return load_of(page.decode("utf-8", errors="replace")).block_size
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None

@@ -17,6 +17,8 @@ UInt64s = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
 Unsigned = type[np.unsignedinteger[Any]]
 
+BEYOND = 8  # rows at the end are never given out, so that so many may be looked at from any row on
+
 
 class Rows:
     """A key of 64 bits and some columns for each row. Rows that are not given out hold zero everywhere.
@@ -29,7 +31,7 @@ class Rows:
     """
 
     def __init__(self, dtypes: list[Unsigned], *, most: int) -> None:
-        room = 8 + most
+        room = 1 + most + BEYOND
         self.held = 0
         self.keys: UInt64s = np.zeros(room, dtype=np.uint64)
         self.columns: list[npt.NDArray[Any]] = [np.zeros(room, dtype=dtype) for dtype in dtypes]
@@ -103,7 +105,7 @@ class Rows:
         self._most_backs = max(self._most_backs, self._backs)
 
     def _room(self, more: int) -> None:
-        if self.used + more > len(self.keys):
+        if self.used + more + BEYOND > len(self.keys):
             room = 2 * len(self.keys) + more
             self.keys, self._back = longer(self.keys, room), longer(self._back, room)
             self.columns = [longer(column, room) for column in self.columns]

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from router.blocks.places import Places
-from router.blocks.rows import Positions, Rows, UInt64s, Unsigned
+from router.blocks.rows import BEYOND, Positions, Rows, UInt64s, Unsigned
 
 __all__ = ["BlockTable", "Positions", "UInt64s"]
 
 _ZERO = 0x9E3779B97F4A7C15  # stands for the key 0
-_STRIDE = 8
+_STRIDE = BEYOND
 _STEPS = np.arange(_STRIDE)
 _NOWHERE: Positions = np.empty(0, dtype=np.int64)
 
@@ -156,7 +156,7 @@ class BlockTable:
         return np.flatnonzero(self._rows.columns[column][: self._rows.used] == value)
 
     def _differ(self, positions: Positions, keys: UInt64s) -> npt.NDArray[np.bool_]:
-        """Whether these positions, some of them nowhere, hold other keys. No key is 0."""
+        """Whether these positions, some of them negative or never given out, hold other keys. No key is 0."""
         differ: npt.NDArray[np.bool_] = self._rows.keys.take(positions, mode="clip") != keys
         return differ
 

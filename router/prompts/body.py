@@ -95,7 +95,8 @@ def decoded(body: bytes) -> Body:
     for key in ALL_FIELDS & fields.keys():
         value = fields[key]
         if key in PLAIN_FIELDS:
-            setattr(found, key, value)
+            # Halves of surrogate pairs are no text that could be hashed, shown or handed on.
+            setattr(found, key, value.encode("utf-8", "backslashreplace").decode() if type(value) is str else value)
         elif value is not None:
             setattr(found, key, msgspec.Raw(json.dumps(value).encode()))
     return found

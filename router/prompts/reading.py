@@ -18,7 +18,7 @@ from estimators.request import RequestFacts
 from router.actions import Refuse
 from router.http.contract import Rewritten
 from router.prompts.agreement import Agreement, State
-from router.prompts.body import Body, ids_at_top, ids_given
+from router.prompts.body import Body, ids_at_top, ids_given, salt_of
 from router.prompts.forms import asked_of, text_parts
 from router.prompts.reader import LARGEST_WALK, Head, PromptReader, Question, bad_prompt, ids_in_sample, not_json
 from router.prompts.scan import Span, body_at, left_out, spans_of
@@ -27,11 +27,13 @@ from router.tokenizing.asked import Asked, Form, NoTokens, TokenSource, Unread, 
 from router.tokenizing.workers import LARGE_BYTES, BadIds, Workers
 
 Read = RequestFacts | Refuse | Rewritten
+Told = Callable[[RequestFacts, bytes | memoryview, str], object]
 SCANS_AT_ONCE = 4  # each takes about a millisecond of the loop, then lets others
 
 _WORTH_A_WARNING = {
     Unread.UNAUTHORISED: "the engine's tokenizer wants a key (api_key_env)",
     Unread.NO_TOKENIZER: "no tokenizer is configured for a model that is asked for (prompts.tokenizer)",
+    Unread.FAILED: "the engine's tokenizer fails at some prompts",
     Unread.TEMPLATE: "the chat template refuses conversations, or there is none",
     Unread.WORKER_LOST: "a process that reads prompts was lost",
     Unread.BUSY: "more prompts wait to be tokenised than may (prompts.most_waiting)",
@@ -48,6 +50,7 @@ class PromptReading:
     agreement : whose tokens may be believed
     forwards : whether text of completions goes on as token ids
     took_s : told how long each read beside the loop took
+    told : told the facts of each prompt whose tokens are known, their ids as JSON, and its salt
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class PromptReading:
         clock: Callable[[], float],
         forwards: bool = False,
         took_s: Callable[[float], object] = lambda seconds: None,
+        told: Told | None = None,
     ) -> None:
         self._reader = reader
         self._workers = workers
@@ -68,6 +72,7 @@ class PromptReading:
         self._clock = clock
         self._forwards = forwards
         self._took_s = took_s
+        self._told = told
         self._scanning = asyncio.Semaphore(SCANS_AT_ONCE)
         self._reads: set[asyncio.Task[Read]] = set()
         self._warned: set[Unread] = set()
@@ -89,11 +94,16 @@ class PromptReading:
         facts = self._reader.by_ids(question, ids) if ids is not None else None
         if facts is not None:
             self.counts["ids"] += 1
+            self._tell(question, facts, ids)
             return facts
         asked = self._asked(question)
         if isinstance(asked, Asked):
             return self._beside(self._read_text(question, asked, body))
         return self._by_length(question, asked)
+
+    def _tell(self, question: Question, facts: RequestFacts | Refuse, ids: bytes | memoryview | None) -> None:
+        if self._told is not None and ids is not None and isinstance(facts, RequestFacts):
+            self._told(facts, ids, salt_of(question.fields))
 
     async def stop(self) -> None:
         """Give up every read under way."""
@@ -119,7 +129,7 @@ class PromptReading:
         wanted = Wanted(
             question.root,
             self._reader.block_tokens,
-            ids=forwards,
+            ids=forwards or self._told is not None,
             authorization="" if authorization is None else authorization.decode("latin-1"),
             size_bytes=len(body),
         )
@@ -127,9 +137,13 @@ class PromptReading:
             tokens = await self._source.tokens_of(asked, body, wanted)
         except NoTokens as exc:
             return await self._without_tokens(question, exc.why, body)
+        except Exception:  # whatever goes wrong, the request is placed
+            log.exception("a prompt could not be tokenised")
+            return await self._without_tokens(question, Unread.FAILED, body)
         trusted = state is not State.DISAGREES
         self.counts["tokenised" if trusted else Unread.DISAGREES.value] += 1
         facts = self._reader.by_tokens(question, tokens, asked.form, trusted=trusted)
+        self._tell(question, facts, tokens.ids)
         if forwards and tokens.ids is not None:
             return await self._with_ids(facts, body, tokens.ids, spans)
         return facts
@@ -215,7 +229,9 @@ class PromptReading:
             self._count(exc.why, "")
             return self._reader.by_count(question, ids_in_sample(ids))
         self.counts["ids"] += 1
-        return self._reader.by_tokens(question, tokens, None)
+        facts = self._reader.by_tokens(question, tokens, None)
+        self._tell(question, facts, ids)
+        return facts
 
     def _too_large(self, question: Question) -> RequestFacts:
         self._count(Unread.TOO_LARGE, "")

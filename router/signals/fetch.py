@@ -26,10 +26,14 @@ _MAX_HOPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One reply; `status` 0 means none came and `body` says why. The body is kept for status 200 only."""
+    """One reply; `status` 0 means none came and `body` says why. The body is kept for status 200 only.
+
+    cut : the body was longer than what is kept of it
+    """
 
     status: int
     body: bytes
+    cut: bool = False
 
 
 async def body_of(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
@@ -264,7 +268,8 @@ class _Connection(asyncio.Protocol):
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         if not reusable:
             self.abort()
-        self._settle(Answer(self._status, body[: self._max_body_bytes]))
+        most = self._max_body_bytes
+        self._settle(Answer(self._status, body[:most], cut=len(body) > most))
 
     def _fail(self, exc: Exception) -> None:
         self.abort()

@@ -337,7 +337,7 @@ class LoadPoller:
 
     async def _read_page(self, endpoint: Polled, answer: Answer) -> None:
         body = answer.body
-        if len(body) == MAX_PAGE_BYTES:  # cut there, perhaps in the middle of a number
+        if answer.cut:  # perhaps in the middle of a number
             body = body[: body.rfind(b"\n") + 1]
         text = body.decode("utf-8", errors="replace")
         for _ in endpoint._reader.slices(text):

@@ -40,6 +40,7 @@ class Unread(Enum):
     BUSY = "busy"  # too many prompts wait already
     WORKER_LOST = "worker_lost"  # the process that tokenises ended
     UNAVAILABLE = "unavailable"  # the engine's tokenizer does not answer, or nonsense
+    FAILED = "failed"  # the engine's tokenizer, or the router's, fails at this very prompt
     UNAUTHORISED = "unauthorised"  # it wants a key
     DISAGREES = "disagrees"  # the engine counts other tokens than the router does
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,15 @@ def test_a_table_is_a_dictionary(steps: list[tuple[str, list[int]]]) -> None:
             for key in held:
                 del model[key]
         check(table, model)
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_a_run_that_ends_with_the_room_there_is_has_no_row_beyond_it(count: int) -> None:
+    table = BlockTable(np.uint64, most=1)
+    keys = as_hashes(range(1, count + 1))
+    for key in keys.tolist():
+        table.insert(key)
+        assert table.find_runs(keys).tolist() == table.find_many(keys).tolist()
 
 
 def test_columns_keep_their_values_while_the_table_grows_and_shrinks() -> None:

@@ -175,7 +175,7 @@ async def test_what_cannot_be_a_request_is_refused_and_nothing_of_it_goes_on(cas
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(at=st.lists(st.integers(0, 200), max_size=8))
 def test_no_split_lets_a_request_through(case: str, at: list[int]) -> None:
     request, status = REFUSED[case]
@@ -215,7 +215,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(at=st.lists(st.integers(0, 100), max_size=8))
 def test_what_has_one_meaning_is_taken(case: str, at: list[int]) -> None:
     request, body = ACCEPTED[case]

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from estimators.request import RequestFacts
@@ -18,7 +19,7 @@ from router.http.contract import Rewritten
 from router.identity import Identity, chain
 from router.prompts import PromptReader
 from router.prompts.agreement import Agreement
-from router.prompts.reading import PromptReading, Read
+from router.prompts.reading import PromptReading, Read, Told
 from router.tokenizing.asked import Asked, Form, NoTokens, Tokenised, TokenSource, Unread, Wanted, tokenised
 from router.tokenizing.worker import Load
 from router.tokenizing.workers import LARGE_BYTES, Workers
@@ -65,6 +66,7 @@ async def reading(
     chunks: bool = False,
     agreement: Agreement | None = None,
     forwards: bool = False,
+    told: Told | None = None,
 ) -> AsyncIterator[PromptReading]:
     workers = Workers(Load(), timeout_s=60.0, most_waiting=64)
     made = PromptReading(
@@ -74,6 +76,7 @@ async def reading(
         agreement=agreement or Agreement(),
         clock=lambda: 0.0,
         forwards=forwards,
+        told=told,
     )
     try:
         yield made
@@ -150,6 +153,27 @@ async def test_a_prompt_without_tokens_is_placed_by_its_length_and_counted_by_it
         found = await facts(made, {"model": "m", "prompt": "x" * 400}, COMPLETIONS)
     assert (found.chain, found.prompt_tokens, found.prompt_exact, found.tokenised) == ([], 100, False, "")
     assert made.counts == {why.value: 1}
+
+
+async def test_a_tokenizer_that_fails_as_nobody_foresaw_costs_the_tokens_and_not_the_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with reading(Source(RuntimeError("unforeseen"))) as made:  # type: ignore[arg-type]
+        found = await facts(made, {"model": "m", "prompt": "x" * 400}, COMPLETIONS)
+    assert (found.prompt_tokens, made.counts) == (100, {"failed": 1})
+    assert "unforeseen" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["model", "cache_salt", "extra_key", "session_id", "previous_response_id", "user"])
+@pytest.mark.parametrize("prompt", [IDS, "hi"], ids=["ids", "text"])
+async def test_half_a_surrogate_pair_in_any_name_is_placed_and_can_be_written_down(key: str, prompt: Any) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt, key: "a\ud83d"}).encode()
+    async with reading(Source()) as made:
+        found = await facts(made, body, COMPLETIONS)
+    assert found.prompt_tokens == 100
+    assert msgspec.json.encode([found.model, found.base_model, found.session])
+    if key in ("cache_salt", "extra_key", "model"):
+        assert found.chain != BLOCKS, "another salt, another cache"
 
 
 async def test_what_the_router_cannot_know_is_not_asked_for() -> None:
@@ -399,3 +423,34 @@ async def test_ids_go_on_only_when_the_engine_is_known_to_agree_and_when_asked_f
         assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
     async with reading(Source(), agreement=agreeing()) as made:
         assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
+
+
+# Tokens handed on
+
+
+async def test_the_tokens_of_every_prompt_that_are_known_are_told_with_its_facts_and_salt() -> None:
+    told: list[tuple[RequestFacts, Any, str]] = []
+
+    def note(facts: RequestFacts, ids: bytes | memoryview, salt: str) -> None:
+        told.append((facts, json.loads(bytes(ids)), salt))
+
+    async with reading(Source(), told=note) as made:
+        found = [
+            await facts(made, {"model": "m", "prompt": IDS, "cache_salt": "s"}, COMPLETIONS),
+            await facts(made, CHAT),
+            await facts(made, large(model="m", prompt="hi"), COMPLETIONS),
+            await facts(made, large(model="m", prompt=IDS), COMPLETIONS),
+            await facts(made, {"model": "m", "prompt": [IDS, [1]]}, COMPLETIONS),
+        ]
+    assert [entry[0] for entry in told] == found
+    assert [entry[1:] for entry in told] == [(IDS, "s"), *[(IDS, "")] * 3, ([IDS, [1]], "")]
+
+
+async def test_nothing_is_told_of_a_prompt_whose_tokens_are_unknown_or_refused_and_a_text_is_not_rewritten() -> None:
+    told: list[RequestFacts] = []
+    async with reading(Source(NoTokens(Unread.LATE)), told=lambda facts, ids, salt: told.append(facts)) as made:
+        await facts(made, CHAT)
+        await read(made, {"model": "m", "prompt": [-1, 1]}, COMPLETIONS)
+    async with reading(Source(), agreement=agreeing(), told=lambda facts, ids, salt: None) as made:
+        assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
+    assert told == []

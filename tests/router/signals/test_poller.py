@@ -4,12 +4,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.signals import poller as poller_module
 from router.signals.fetch import Fetcher
 from router.signals.load import Load
 from router.signals.poller import MAX_PAGE_BYTES, Listed, LoadPoller, models_in
@@ -86,16 +86,21 @@ class Heard:
                 await self._changed.wait()
 
 
-def a_fetcher(base_url: str) -> Fetcher:
-    return Fetcher(base_url, {}, max_body_bytes=MAX_PAGE_BYTES)
+def a_fetcher(base_url: str, max_page_bytes: int = MAX_PAGE_BYTES) -> Fetcher:
+    return Fetcher(base_url, {}, max_body_bytes=max_page_bytes)
 
 
 @asynccontextmanager
 async def a_poller(
-    heard: Heard, *, timeout_s: float = 2.0, period_s: float = 0.01, health_period_s: float = 0.0
+    heard: Heard,
+    *,
+    timeout_s: float = 2.0,
+    period_s: float = 0.01,
+    health_period_s: float = 0.0,
+    max_page_bytes: int = MAX_PAGE_BYTES,
 ) -> AsyncIterator[LoadPoller]:
     poller = LoadPoller(
-        a_fetcher,
+        partial(a_fetcher, max_page_bytes=max_page_bytes),
         on_load=heard.on_load,
         on_up=heard.on_up,
         on_down=heard.on_down,
@@ -417,12 +422,11 @@ async def test_a_huge_page_is_read_while_others_run() -> None:
     assert (reading.searches, turns > 15) == (1, True)
 
 
-async def test_a_page_that_is_too_long_is_cut_before_a_number_it_would_halve(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_that_is_too_long_is_cut_before_a_number_it_would_halve() -> None:
     line = "vllm:num_requests_running 2\nvllm:num_requests_waiting 345\n"
-    monkeypatch.setattr(poller_module, "MAX_PAGE_BYTES", len(line) - 2)
     engine, heard = Engine(), Heard()
     engine.metrics = (200, line)
-    async with engine.serving() as url, a_poller(heard) as poller:
+    async with engine.serving() as url, a_poller(heard, max_page_bytes=len(line) - 2) as poller:
         poller.watch(0, url)
         await rounds(poller, 1)
     assert (heard.loads[0][1].running, heard.loads[0][1].waiting) == (2.0, None)
