@@ -18,7 +18,7 @@ PLAIN_FIELDS = (
     *("model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "cache_salt", "extra_key"),
     *("session_id", "previous_response_id", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
     *("continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "reasoning_effort", "tool_choice"),
-    "echo",
+    *("echo", "rid", "request_id"),
 )
 ALL_FIELDS = frozenset({*RAW_FIELDS, *PLAIN_FIELDS, *MEDIA_FIELDS})
 
@@ -60,6 +60,8 @@ class Body(msgspec.Struct):
     reasoning_effort: Any = None
     tool_choice: Any = None
     echo: Any = None
+    rid: Any = None
+    request_id: Any = None
 
     def raw(self, name: str) -> memoryview:
         """JSON of a field kept as it came; empty when it is absent or null."""
@@ -143,6 +145,20 @@ def limit_of(fields: Body) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LONGEST_LIMIT_TOKENS:
             return value
     return None
+
+
+def own_id_of(fields: Body) -> str:
+    """Id that a body gives its request: SGLang's field, else vLLM's; "" when it gives none that can be one."""
+    for value in (fields.rid, fields.request_id):
+        if isinstance(value, str) and 0 < len(value) <= LONGEST_NAME:
+            return value
+    return ""
+
+
+def continued_by(fields: Body) -> str:
+    """Id of the stored response that a request goes on from; "" for none."""
+    previous = fields.previous_response_id
+    return previous if isinstance(previous, str) and len(previous) <= LONGEST_NAME else ""
 
 
 def salt_of(fields: Body) -> str:
