@@ -137,6 +137,8 @@ class Gateway:
             block_tokens=block_tokens,
             answers=self._beside.answers,
             written=self._beside.written,
+            every_candidate=self._writer is not None,
+            forecasts=self._writer is not None or self._config.state.path is not None,
         )
         self._start_keeping()
         await self._start_prompts()
