@@ -12,9 +12,10 @@ from math import nan
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from estimators.estimates import Estimates, Surroundings
-from estimators.paths import COLUMN, PATHS, Path
+from estimators.paths import COLUMN, Path
 from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.base import Choice, Policy
@@ -23,7 +24,7 @@ from router.bookings import Booking, Forecast
 from router.dispatch import Dispatcher, Placement
 from router.receipts import Receipt
 
-_PATHS = PATHS[: COLUMN[Path.RECOMPUTE] + 1]
+_RECOMPUTE = COLUMN[Path.RECOMPUTE]
 _UNKNOWN = Forecast(
     first_token_s=nan,
     recompute_s=nan,
@@ -52,7 +53,7 @@ class PlainDispatcher(Dispatcher):
         assert not reads_estimates(self._policy), "a rule that reads estimates needs them"
         self.view.waiting[:] = nan  # work that is booked is not known, so nobody is shown a zero
         self._nothing = nothing_estimated(self.view)
-        self._may_run = self._nothing.possible[COLUMN[Path.RECOMPUTE]]
+        self._may_run = self._nothing.usable_rows  # the same memory
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         placement = sent.placement
@@ -112,10 +113,21 @@ class PlainDispatcher(Dispatcher):
         self._standing[row].ended_at_s.append(now_s)
 
 
-def nothing_estimated(view: FleetView) -> Estimates:
-    """Estimates of which only `possible` means anything: no path is known, so every prompt is computed."""
-    grid, column = np.zeros((len(_PATHS), view.rows)), np.zeros(view.rows)
-    return Estimates(
+class NothingEstimated(Estimates):
+    """Which replicas may be chosen, and nothing else: no path is known, so every prompt is computed."""
+
+    @property
+    def usable_rows(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.possible[_RECOMPUTE])
+
+    def path_at(self, row: int) -> Path:
+        return Path.RECOMPUTE
+
+
+def nothing_estimated(view: FleetView) -> NothingEstimated:
+    """For a fleet of which no replica may be chosen yet."""
+    grid, column = np.zeros((_RECOMPUTE + 1, view.rows)), np.zeros(view.rows)
+    return NothingEstimated(
         possible=np.zeros(grid.shape, dtype=np.bool_),
         reused_tokens=grid,
         queue_s=column,

@@ -23,26 +23,30 @@ PLAIN_FIELDS = (
 ALL_FIELDS = frozenset({*RAW_FIELDS, *PLAIN_FIELDS, *MEDIA_FIELDS})
 
 
+_ABSENT = msgspec.Raw()
+_EMPTY = memoryview(b"")
+
+
 class Body(msgspec.Struct):
     """Fields of a generation request, whatever their type; the rest is skipped."""
 
     model: Any = None
-    prompt: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-    text: msgspec.Raw = msgspec.Raw()
-    system: msgspec.Raw = msgspec.Raw()
-    instructions: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    input_ids: msgspec.Raw = msgspec.Raw()
-    token_ids: msgspec.Raw = msgspec.Raw()
-    kv_transfer_params: msgspec.Raw = msgspec.Raw()
-    documents: msgspec.Raw = msgspec.Raw()
-    prompt_embeds: msgspec.Raw = msgspec.Raw()
-    input_embeds: msgspec.Raw = msgspec.Raw()
-    image_data: msgspec.Raw = msgspec.Raw()
-    audio_data: msgspec.Raw = msgspec.Raw()
-    video_data: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    text: msgspec.Raw = _ABSENT
+    system: msgspec.Raw = _ABSENT
+    instructions: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
+    input_ids: msgspec.Raw = _ABSENT
+    token_ids: msgspec.Raw = _ABSENT
+    kv_transfer_params: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    prompt_embeds: msgspec.Raw = _ABSENT
+    input_embeds: msgspec.Raw = _ABSENT
+    image_data: msgspec.Raw = _ABSENT
+    audio_data: msgspec.Raw = _ABSENT
+    video_data: msgspec.Raw = _ABSENT
     stream: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
@@ -65,7 +69,10 @@ class Body(msgspec.Struct):
 
     def raw(self, name: str) -> memoryview:
         """JSON of a field kept as it came; empty when it is absent or null."""
-        view = memoryview(getattr(self, name))
+        given = getattr(self, name)
+        if given is _ABSENT:
+            return _EMPTY
+        view = memoryview(given)
         return view[:0] if view.nbytes == 4 and view.tobytes() == b"null" else view
 
 
@@ -106,10 +113,13 @@ def decoded(body: bytes) -> Body:
 def ids_given(fields: Body) -> memoryview | None:
     """JSON of the token ids a body carries instead of text, if it does: one list or a list of lists."""
     for name in ID_FIELDS:
-        view = memoryview(getattr(fields, name))
+        given = getattr(fields, name)
+        if given is _ABSENT:
+            continue
+        view = memoryview(given)
         if view.nbytes and view[0] == 0x5B and _opens_with_a_number(view):
             return view
-    if memoryview(fields.kv_transfer_params).nbytes:
+    if fields.kv_transfer_params is not _ABSENT and memoryview(fields.kv_transfer_params).nbytes:
         try:
             view = memoryview(_transfer.decode(fields.kv_transfer_params).prompt_token_ids)
         except (msgspec.DecodeError, UnicodeDecodeError):
