@@ -30,6 +30,9 @@ class RequestFacts:
     tokenised : form of a prompt whose tokens the router counted itself; "" when the client gave them, or nobody did
     edited : fields of the body that the router changed or added
     client : name of the key that let the client in; "" when none is needed
+    own_id : id the body gives the request, which its engine then uses; "" when it gives none
+    continues : id of the stored response it goes on from; "" for none
+    only : name of the one replica that can run it, because state it needs is there; "" when any can
     """
 
     request_id: str
@@ -50,3 +53,6 @@ class RequestFacts:
     tokenised: str = ""
     edited: tuple[str, ...] = ()
     client: str = ""
+    own_id: str = ""
+    continues: str = ""
+    only: str = ""

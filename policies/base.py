@@ -35,7 +35,11 @@ class Choice:
 
 
 class Policy(Protocol):
-    """One rule. `choose` is asked only when at least one (replica, path) is possible."""
+    """One rule. `choose` is asked only when at least one (replica, path) is possible.
+
+    A class that says `reads_estimates = False` uses `possible` alone, by `usable_rows` and `path_at`; where nobody
+    else reads the rest, it is then not worked out.
+    """
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice: ...
 

@@ -31,6 +31,7 @@ from router.receipts import Candidate, Receipt
 from router.standing import Standing, rested, serving
 
 RETRY_AFTER_S = 1
+MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Placement:
 
     booking: Booking
     receipt: Receipt
-    notes: Notes
+    notes: Notes | None  # None: nothing was estimated
     arrived_at_s: float
     tried: set[int]
     promised: list[Promise]  # what its fetch has yet to bring over which links
@@ -124,8 +125,7 @@ class Dispatcher:
         )
         if not any(standing.may_serve(request.model) for standing in self._standing):
             return [self._refuse(receipt, self._unknown_model(request.model), now_s, now_s)]
-        if request.generates:
-            self.learning.arrived(request, now_s)
+        self._noticed(request, now_s)
         return [self._place(request, receipt, now_s, set(), now_s)]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
@@ -156,8 +156,7 @@ class Dispatcher:
         else:
             self._standing[sent.row].failures = 0
             try:
-                self.learning.answered(placement.booking, ended, now_s)
-                self._shown(placement, ended, now_s)
+                self._answered(placement, ended, now_s)
             finally:  # whatever an engine reports, the request is over
                 self._close(placement, Outcome.OK, now_s)
         return []
@@ -165,8 +164,8 @@ class Dispatcher:
     def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
         """`sent` came to nothing. Another `Send` is returned when nothing was relayed and somebody else can take it.
 
-        An overloaded replica that nobody can stand in for keeps its own answer: an empty list, `sent` stays open, and
-        `finished` follows.
+        A replica that is overloaded, or does not keep the response asked for, keeps its own answer when nobody can
+        stand in for it: an empty list, `sent` stays open, and `finished` follows.
         """
         placement = _placement(sent)
         receipt = placement.receipt
@@ -174,14 +173,15 @@ class Dispatcher:
         standing = self._standing[sent.row]
         if cause is Cause.OVERLOADED:  # no failure, but others first for as long as such answers ask for
             standing.overloaded(now_s, RETRY_AFTER_S)
-        else:
+        elif cause is not Cause.ELSEWHERE:
             standing.failed(placement.booking.placed_at_s, now_s)
-        may_retry = cause is not Cause.BROKEN and sent.attempt < self._max_attempts
-        if may_retry and rested(self._standing, serving(self._standing, sent.request.model), tried, now_s):
+        most = MOST_ASKED if cause is Cause.ELSEWHERE else self._max_attempts
+        may_retry = cause is not Cause.BROKEN and sent.attempt < most
+        if may_retry and rested(self._standing, self._able(sent.request), tried, now_s):
             self._end_booking(placement, now_s)
             receipt.tried.append(sent.replica)
             return [self._place(sent.request, receipt, placement.arrived_at_s, tried, now_s)]
-        if cause is Cause.OVERLOADED:
+        if cause in (Cause.OVERLOADED, Cause.ELSEWHERE):
             return []
         receipt.tried.append(sent.replica)
         receipt.cause = cause.value
@@ -289,19 +289,34 @@ class Dispatcher:
     def _place(
         self, request: RequestFacts, receipt: Receipt, arrived_at_s: float, tried: set[int], now_s: float
     ) -> Action:
-        able = serving(self._standing, request.model)
+        able = self._able(request)
         rows = rested(self._standing, able, tried, now_s)
         if not rows:
-            refusal = Refuse(
-                503, "ServiceUnavailable", "no replica is up; try again shortly", retry_after_s=RETRY_AFTER_S
-            )
-            return self._refuse(receipt, refusal, arrived_at_s, now_s)
+            return self._refuse(receipt, self._nobody(request), arrived_at_s, now_s)
         try:
             return self._decide(request, receipt, rows, len(able), arrived_at_s, tried, now_s)
         except Exception:
             receipt.cause = "internal"
             self._end_receipt(receipt, Outcome.FAILED, arrived_at_s, now_s)
             raise
+
+    def _noticed(self, request: RequestFacts, now_s: float) -> None:
+        """Traffic is learned of generations, wherever they will run."""
+        if request.generates:
+            self.learning.arrived(request, now_s)
+
+    def _able(self, request: RequestFacts) -> list[int]:
+        """Rows that are up and can run `request`."""
+        able = serving(self._standing, request.model)
+        return [row for row in able if self.replicas[row].name == request.only] if request.only else able
+
+    def _nobody(self, request: RequestFacts) -> Refuse:
+        """Why none of the replicas that serve the model is up for `request`."""
+        name = request.only
+        if name and all(replica.name != name for replica in self.replicas):
+            return Refuse(404, "NotFoundError", f"replica {name}, which kept this response, has left the fleet")
+        who = f"replica {name}, which keeps this response, is not up" if name else "no replica is up"
+        return Refuse(503, "ServiceUnavailable", f"{who}; try again shortly", retry_after_s=RETRY_AFTER_S)
 
     def _decide(
         self,
@@ -409,6 +424,11 @@ class Dispatcher:
             placement.computed = True
             self._holdings.computed(placement.booking.row, placement.booking.request.chain, now_s)
 
+    def _answered(self, placement: Placement, ended: Ended, now_s: float) -> None:
+        """It was answered well: what that teaches."""
+        self.learning.answered(placement.booking, ended, now_s)
+        self._shown(placement, ended, now_s)
+
     def _shown(self, placement: Placement, ended: Ended, now_s: float) -> None:
         """It was answered well: what that shows of the directory."""
         self._computed(placement, now_s)
@@ -441,7 +461,7 @@ class Dispatcher:
 
     def _write_candidates(self, placement: Placement) -> None:
         receipt, notes = placement.receipt, placement.notes
-        if receipt.candidates:
+        if receipt.candidates or notes is None:
             return
         if self._every_candidate:
             receipt.candidates, receipt.chosen = notes.candidates()

@@ -21,7 +21,7 @@ from router.config import RouterConfig
 from router.decider import TimedDecider, ranks_of
 from router.edits import BodyEdits
 from router.errors import ConfigError, PortInUse
-from router.fleet import Fleet, ReplicaSpec
+from router.fleet import Fleet
 from router.gate import Gate
 from router.http.head import RequestHead, ResponseHead
 from router.http.server import TrafficPort
@@ -29,18 +29,15 @@ from router.http.tls import read_again, server_context
 from router.keeping import StateKeeper
 from router.keys import SecretKey
 from router.keys_file import KeysFile
-from router.learning import PrefixCounters
 from router.metrics import Metrics
 from router.outbound import Outbound, key_in
 from router.prompts.production import Prompts
 from router.receipts import Receipt, ReceiptWriter
-from router.signals.fetch import body_of
+from router.reported import Reported, reported_block_tokens
 from router.signals.load import Load
 from router.signals.load_board import LoadBoard
-from router.signals.meaning import sizes_fit
 from router.signals.orca import RESPONSE_HEADER
 from router.signals.poller import MAX_PAGE_BYTES, LoadPoller
-from router.signals.prometheus_text import load_of
 from router.sources import EventSources
 from router.views import Views
 
@@ -55,9 +52,6 @@ class Gateway:
         self._fleet = fleet
         self._metrics = Metrics()
         self._writer: ReceiptWriter | None = None
-        self._warned_sizes: set[int] = set()
-        # Unix time each replica's process says it started, and when one that said so was last asked, by row
-        self._processes: dict[int, tuple[float, float]] = {}
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
         self._started_at = int(time.time())
         self._outbound: Outbound
@@ -73,6 +67,7 @@ class Gateway:
         self._sources: EventSources
         self._ranks = ranks_of([replica.url for replica in fleet.replicas])
         fresh_s = max(2.0, 2 * config.load.period_s)  # a poll counts until the next one is overdue
+        self._reported: Reported
         self._board = LoadBoard(len(fleet.replicas), self._on_load, fresh_s=fresh_s)
         self._poller: LoadPoller
         self._traffic: TrafficPort
@@ -139,6 +134,8 @@ class Gateway:
             block_tokens=block_tokens,
             answers=self._beside.answers,
             written=self._beside.written,
+            every_candidate=self._writer is not None,
+            forecasts=self._writer is not None or self._config.state.path is not None,
         )
         self._start_keeping()
         await self._start_prompts()
@@ -147,6 +144,7 @@ class Gateway:
             self._fleet, self._core.directory, self._session, self._clock, on_pushed_load=self._board.pushed
         )
         self._closers.append(self._sources.stop)
+        self._reported = Reported(self._fleet, self._core, self._sources, self._prompts)
         self._sources.follow_store()
         self._start_poller()
         self._make_traffic_port()
@@ -221,7 +219,7 @@ class Gateway:
             partial(self._outbound.fetcher, max_body_bytes=MAX_PAGE_BYTES),
             on_load=self._board.polled,
             on_up=self._on_up,
-            on_down=self._on_down,
+            on_down=self._reported.down,
             period_s=load.period_s,
             timeout_s=load.timeout_s,
             misses_to_down=load.misses_to_down,
@@ -279,6 +277,9 @@ class Gateway:
             upstream_tls_name=self._outbound.tls_name,
             allowed_address=self._outbound.addresses.refused,
             admit=self._gate.admit,
+            admin=self._gate.admin,
+            endpoints=self._outbound.endpoints,
+            relay_unknown=config.relay_unknown,
             drops=self._outbound.drops,
             via=self._gate.via,
         )
@@ -317,66 +318,12 @@ class Gateway:
             self._board.load_from_response(sent.row, [(RESPONSE_HEADER, told)], self._clock())
 
     def _on_load(self, row: int, load: Load, sent_s: float, received_s: float) -> None:
-        dispatcher, block_tokens = self._core.dispatcher, self._core.prompts.block_tokens
-        capacity_tokens = load.max_tokens or (load.num_gpu_blocks or 0) * (load.block_size or 0)
-        if capacity_tokens:
-            dispatcher.capacity_reported(row, float(capacity_tokens))
-        if capacity_tokens >= block_tokens:
-            self._sources.capacity_reported(row, int(capacity_tokens) // block_tokens)
-        counters = None
-        if load.prefix_queries is not None and load.prefix_hits is not None:
-            counters = PrefixCounters(load.prefix_queries, load.prefix_hits)
-        dispatcher.load_reported(
-            row,
-            running=load.running,
-            waiting=load.waiting,
-            sent_s=sent_s,
-            now_s=received_s,
-            kv_used_share=load.kv_usage,
-            prefix=counters,
-        )
-        self._notice_restart(row, load, sent_s)
-        fits = load.block_size is None or sizes_fit(block_tokens, load.block_size)
-        if not fits and row not in self._warned_sizes:
-            self._warned_sizes.add(row)
-            log.warning(
-                "%s has blocks of %s tokens, the router expects %d: its cache cannot be matched; set block_tokens in a"
-                " fleet file, or start the router after the replicas",
-                *(self._fleet.replicas[row].name, load.block_size, block_tokens),
-            )
-
-    def _notice_restart(self, row: int, load: Load, asked_s: float) -> None:
-        """A process that started anew, or sleeps, holds nothing, whether or not its event stream said so."""
-        if load.asleep:
-            self._core.directory.clear(row)
-        if load.started_s is None:
-            return
-        started_s, alive_s = self._processes.get(row, (load.started_s, asked_s))
-        self._processes[row] = load.started_s, asked_s
-        if started_s != load.started_s:
-            log.warning("%s was restarted: what it held is forgotten", self._fleet.replicas[row].name)
-            self._sources.restarted(row, since_s=alive_s)
-            self._core.dispatcher.learning.restarted(row)
+        self._reported.load(row, load, sent_s, received_s)
 
     def _on_up(self, row: int, models: tuple[str, ...]) -> None:
-        replica = self._fleet.replicas[row]
-        listed = self._poller.endpoints[(replica.url or "").rstrip("/")]
-        for adapter in self._core.names.listed(row, models, listed.parents, listed.roots):
-            log.info("%s unloaded the adapter %s, or loaded it anew", replica.name, adapter)
-            self._core.directory.drop_adapter(row, adapter)
-        self._core.dispatcher.replica_up(row, frozenset(models))
-        base, _ = self._core.names.resolve(models[0] if models else "")
-        self._sources.replica_up(row, base)
-        self._prompts.replica_up(replica.name, replica.url or "", model=base, name=models[0] if models else "")
-        log.info("%s is up and serves %s", replica.name, ", ".join(models) or "what it does not say")
-        if not models:
-            log.warning("%s named no models (does it want a key? api_key_env): no prompt is matched", replica.name)
-
-    def _on_down(self, row: int, reason: str) -> None:
-        self._core.dispatcher.replica_down(row)
-        if self._sources.is_guessed(row):  # nobody will announce what it lost
-            self._core.directory.clear(row)
-        log.warning("%s is down: %s", self._fleet.replicas[row].name, reason)
+        url = (self._fleet.replicas[row].url or "").rstrip("/")
+        listed = self._poller.endpoints[url]
+        self._reported.up(row, models, listed.parents, listed.roots)
 
     # Prompts and answers
 
@@ -413,21 +360,3 @@ class Gateway:
 def admin_key(config: RouterConfig) -> str | None:
     """What admin calls must carry, from the environment; None: nobody may make any."""
     return key_in("admin_key_env", config.admin_key_env)
-
-
-async def reported_block_tokens(session: aiohttp.ClientSession, fleet: Fleet, timeout_s: float) -> int | None:
-    """Block size the replicas report, when the fleet file does not say: the first answer wins, None without any."""
-    if fleet.block_tokens is not None:
-        return None
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-
-    async def ask(replica: ReplicaSpec) -> int | None:
-        try:
-            async with session.get(f"{replica.url}/metrics", timeout=timeout) as response:
-                page = await body_of(response, MAX_PAGE_BYTES)
-                return load_of(page.decode("utf-8", errors="replace")).block_size
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return None
-
-    sizes = await asyncio.gather(*(ask(replica) for replica in fleet.replicas))
-    return next((size for size in sizes if size is not None), None)

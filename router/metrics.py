@@ -101,6 +101,8 @@ class Metrics:
             ):
                 if tokens > 0:
                     self._from[source].inc(tokens)
+        elif receipt.reason is not None:  # placed without estimates
+            self._choices["unknown", receipt.reason].inc()
         if receipt.first_token_s is not None:
             self.first_token.observe(receipt.first_token_s)
             if choice is not None and receipt.placed_s is not None:

@@ -3,7 +3,7 @@
 Model     relayed requests and the router's own calls carry the key a replica wants, chosen by the origin that is really
           asked, so that a redirect takes no key elsewhere. What clients sent to prove themselves stays here, except
           where the router stands in nobody's way: without keys of its own it passes, or where it is told to
-Valid     http and https replicas; every connection is judged by the address that was reached, before a byte is sent
+Valid     http and https replicas; every connection is judged by the address that was reached, before a request is sent
 Blind to  ZMQ: event publishers are addresses of their own, and are told nothing
 """
 
@@ -22,6 +22,7 @@ from router.config import RouterConfig, addresses_for
 from router.errors import ConfigError
 from router.fleet import Fleet
 from router.gate import CREDENTIALS
+from router.http.contract import Endpoint
 from router.http.tls import upstream_context
 from router.signals.fetch import Fetcher
 
@@ -45,6 +46,7 @@ class Outbound:
         tls = config.upstream_tls
         self.tls: ssl.SSLContext | None = None if tls is None else upstream_context(tls)
         self.tls_name = None if tls is None else tls.server_name
+        self._replicas = fleet.replicas
         default = fleet.api_key_env or config.api_key_env
         self._keys = [key_in("api_key_env", replica.api_key_env or default) for replica in fleet.replicas]
         self._key_at = {
@@ -70,6 +72,15 @@ class Outbound:
         """Fields added to a request that is relayed to this replica."""
         key = self._keys[row]
         return [(b"Authorization", b"Bearer " + key.encode())] if key is not None and self._replaces else []
+
+    def endpoints(self) -> list[Endpoint]:
+        """Every endpoint of the fleet, once, for what is sent to all; what it wants is the router's own key."""
+        found: dict[str, Endpoint] = {}
+        for replica, key in zip(self._replicas, self._keys, strict=True):
+            url = (replica.url or "").rstrip("/")
+            fields = () if key is None else ((b"Authorization", b"Bearer " + key.encode()),)
+            found.setdefault(url, Endpoint(replica.name, url, fields))
+        return list(found.values())
 
     def headers(self, base_url: str) -> dict[str, str]:
         """Headers of the router's own calls to this URL."""

@@ -108,7 +108,7 @@ class Views:
                 "models": dispatcher.models_of(row),
                 "booked": int(view.booked[row]),
                 "decoding": int(view.decode_batch[row]),
-                "prefill_ahead_s": max(0.0, float(view.head_ends_s[row]) - now_s) + float(waiting[row]),
+                "prefill_ahead_s": known(max(0.0, float(view.head_ends_s[row]) - now_s) + float(waiting[row])),
                 "foreign_waiting": known(view.foreign_waiting[row]),
                 "foreign_decoding": known(view.foreign_decoding[row]),
                 "signal_age_s": known(now_s - view.sampled_at_s[row]),

@@ -19,18 +19,21 @@ from typing import cast
 
 from router.actions import Refuse
 from router.errors import RequestUnacceptable
+from router.http.aborts import Abort
 from router.http.assembler import RequestAssembler
 from router.http.deadline import Deadline
 from router.http.exchange import Exchange
 from router.http.head import Forwarded, RequestHead
 from router.http.replies import json_reply, refusal, request_id_of
 from router.http.shared import Shared
+from router.http.to_all import ToAll, hidden
 from router.http.tunnel import Tunnel
 from router.http.upstream import UpstreamConnection
 from router.routes import Route
 
 _log = logging.getLogger(__name__)
 _TOO_MANY = RequestUnacceptable(429, "RateLimitError", "Too many connections are open from this address.")
+_EXCHANGES: dict[Route, type[Exchange | ToAll]] = {Route.TO_ALL: ToAll, Route.ABORT: Abort}  # others: Exchange
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -54,7 +57,7 @@ class ClientConnection(asyncio.Protocol):
         self._waiting = self._assembler.complete
         self._stage = (0, False)  # request and part of it that the deadline was set for
         self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange | ToAll | None = None
         self._serving = False
         self._reading_stopped = False
         self._rejection: RequestUnacceptable | None = None  # answered after the requests before it
@@ -116,6 +119,11 @@ class ClientConnection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         return self._exchange is not None
+
+    @property
+    def exchange(self) -> Exchange | ToAll | None:
+        """The request in progress."""
+        return self._exchange
 
     @property
     def write(self) -> Callable[[bytes], None]:
@@ -248,9 +256,12 @@ class ClientConnection(asyncio.Protocol):
         elif head.route is Route.ANSWERED:
             self._answer_here(head)
         elif head.route is Route.ADMIN_ONLY:
-            self._refuse(head, Refuse(404, "NotFoundError", f"{head.path} is not served on the traffic port."))
+            self._refuse(head, hidden(head))
+        elif head.route is Route.UNKNOWN and not self._shared.relay_unknown:
+            self._refuse(head, Refuse(404, "NotFoundError", f"There is no route {head.path}."))
         else:
-            self._exchange = exchange = Exchange(self, self._shared, head, body)
+            kind = _EXCHANGES.get(head.route, Exchange)
+            self._exchange = exchange = kind(self, self._shared, head, body)
             exchange.start()
 
     def _answer_here(self, head: RequestHead) -> None:

@@ -49,6 +49,15 @@ class Rewritten:
     swallows_usage: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Whom a request to all is sent to. name : of its replicas, for reports; fields : every request to it gets them"""
+
+    name: str
+    base_url: str
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+
+
 Read = RequestFacts | Refuse | Rewritten
 PromptReader = Callable[[RequestHead, bytes], Read | asyncio.Future[Read]]  # cancelled when the client leaves
 Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
@@ -74,7 +83,7 @@ class TimeOuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """How long the router waits for a peer. There is no limit on a stream that progresses."""
 
     connect_s: Seconds = 5.0
-    first_byte_s: Seconds = 600.0  # from the request to the response head: holds queue wait and prefill
+    first_byte_s: Seconds = 600.0  # from the request to head and body of its answer: holds queue wait and prefill
     stall_s: Seconds = 300.0  # between two pieces of a response, and for a client that does not read
     request_head_s: Seconds = 60.0  # from the first byte of a request to the end of its head
     request_body_s: Seconds = 60.0  # from there to its end: a slow sender holds no replica, but memory

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from router.http.client import ClientConnection
-from router.http.contract import Admit, Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import Admit, Answer, Clock, Decider, Endpoint, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
 from router.http.shared import Counts, Shared
 
@@ -29,6 +29,9 @@ class TrafficPort:
     admit : refuses a request by its head, before its body is read; None lets it in
     drops : lower-case names of clients' fields that no replica is shown, their credentials for example
     via : value of a Via field that every request gets on its way; b"" for none
+    admin : refuses what changes replicas; None lets it through. Without one such paths are hidden
+    endpoints : whom a request to all is sent to
+    relay_unknown : whether paths in no row of `router.routes` are relayed, by load
     """
 
     def __init__(
@@ -47,6 +50,9 @@ class TrafficPort:
         admit: Admit | None = None,
         drops: frozenset[bytes] = frozenset(),
         via: bytes = b"",
+        admin: Admit | None = None,
+        endpoints: Callable[[], Sequence[Endpoint]] = tuple,
+        relay_unknown: bool = True,
     ) -> None:
         loop = asyncio.get_running_loop()
         limits = limits or Limits()
@@ -56,6 +62,7 @@ class TrafficPort:
         )
         self._shared = Shared(loop, decider, read_prompt, answer, clock or loop.time, pool, limits, times, heard)
         self._shared.admit, self._shared.drops, self._shared.via = admit, drops, via
+        self._shared.admin, self._shared.endpoints, self._shared.relay_unknown = admin, endpoints, relay_unknown
         self._server: asyncio.Server | None = None
 
     @property

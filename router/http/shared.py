@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from router.http.contract import Admit, Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import Admit, Answer, Clock, Decider, Endpoint, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
+from router.stored_answers import StoredAnswers
 
 if TYPE_CHECKING:
     from router.http.client import ClientConnection
@@ -39,6 +41,10 @@ class Shared:
     limits: Limits
     times: TimeOuts
     heard: Heard | None = None
+    endpoints: Callable[[], Sequence[Endpoint]] = tuple
+    admin: Admit | None = None
+    relay_unknown: bool = True
+    stored: StoredAnswers = field(default_factory=StoredAnswers)
     admit: Admit | None = None
     drops: frozenset[bytes] = frozenset()
     via: bytes = b""

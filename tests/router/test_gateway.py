@@ -152,6 +152,8 @@ async def test_a_process_that_started_anew_loses_what_was_posted_for_the_one_bef
         await router.until(lambda shown: shown["replicas"][0]["foreign_waiting"])
         await router.post_events(a_push("r0"), KEY)
         assert (await router.fleet())["directory_blocks"]["hbm"] == 1
+        engine.page = engine.page.replace("} 2", "} 7")  # it is seen alive after it posted
+        await router.until(lambda shown: shown["replicas"][0]["foreign_waiting"] == 7.0)
         engine.page = PAGE + "process_start_time_seconds 2.0\n"
         shown = await router.until(lambda shown: shown["directory_blocks"]["hbm"] == 0)
         assert shown["event_sources"][0]["state"] == "degraded"

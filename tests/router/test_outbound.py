@@ -49,6 +49,14 @@ def test_the_nearest_setting_names_a_replicas_key() -> None:
     assert mixed.headers(f"{B}/") == {"authorization": "Bearer key-three"}
 
 
+def test_what_is_sent_to_all_goes_to_each_server_once_with_the_key_it_wants() -> None:
+    ranks = [ReplicaSpec(name=f"r{rank}", url=f"{A}/") for rank in range(2)]
+    fleet = Fleet(replicas=[*ranks, ReplicaSpec(name="b", url=B, api_key_env="KEY_TWO")])
+    endpoints = Outbound(RouterConfig(forward_credentials=True), fleet).endpoints()
+    assert [(endpoint.name, endpoint.base_url) for endpoint in endpoints] == [("r0", A), ("b", B)]
+    assert [endpoint.fields for endpoint in endpoints] == [(), ((b"Authorization", b"Bearer key-two"),)]
+
+
 def test_a_key_goes_to_its_own_origin_alone() -> None:
     outbound = an_outbound(b_key="KEY_TWO", prompts=PromptConfig(source="render", url=RENDERER))
     assert outbound.headers(A) == outbound.headers(RENDERER) == outbound.headers("https://127.0.0.1:8002") == {}

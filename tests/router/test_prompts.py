@@ -312,3 +312,24 @@ def test_a_route_without_prefill_needs_no_json() -> None:
 def test_the_explanation_is_made_on_request() -> None:
     assert facts({"model": "m", "prompt": TOKENS}, FakeHead(fields={b"x-tfirst-explain": b"1"})).explain
     assert not facts({"model": "m", "prompt": TOKENS}).explain
+
+
+@pytest.mark.parametrize(
+    ("body", "own_id"),
+    [
+        ({"rid": "r-1"}, "r-1"),
+        ({"request_id": "q-1"}, "q-1"),
+        ({"rid": "r-1", "request_id": "q-1"}, "r-1"),
+        ({"rid": ["r-1", "r-2"]}, ""),
+        ({"rid": 7}, ""),
+        ({"rid": "x" * 1000}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_id_that_a_body_gives_its_request_is_known(body: dict[str, Any], own_id: str) -> None:
+    assert facts({"prompt": TOKENS, **body}).own_id == own_id
+
+
+@pytest.mark.parametrize(("said", "continues"), [("resp_1", "resp_1"), (None, ""), (7, ""), ("x" * 1000, "")])
+def test_the_response_that_a_request_goes_on_from_is_known(said: object, continues: str) -> None:
+    assert facts({"input": "x", "previous_response_id": said}, FakeHead("/v1/responses")).continues == continues

@@ -270,3 +270,91 @@ async def test_certificates_on_both_sides_are_the_configured_ones() -> None:
         router.gateway.reload()
         assert (await router.ask())[0] == 200
     assert engine.shown[0][0]["x-forwarded-proto"] == "https"
+
+
+class Streamer(Engine):
+    """An engine that streams, and tells the usage to those that ask for it; and takes adapters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters: list[str | None] = []  # credentials they came with
+
+    def app(self) -> web.Application:
+        app = super().app()
+        app.router.add_post("/v1/load_lora_adapter", self._load)
+        return app
+
+    async def _load(self, request: web.Request) -> web.Response:
+        self.adapters.append(request.headers.get("authorization"))
+        return web.Response(text="Success")
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
+        body = await request.json()
+        self.shown.append(({}, body))
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"choices":[{"text":"a"}]}\n\n')
+        if (body.get("stream_options") or {}).get("include_usage"):
+            await response.write(b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n')
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+async def test_usage_that_the_router_asked_for_is_learned_and_not_shown(tmp_path: Path) -> None:
+    engine, receipts = Streamer(), tmp_path / "receipts.jsonl"
+    asking = {"model": "m", "prompt": "hi", "stream": True, "stream_options": {"include_usage": True}}
+    silent = {"model": "m", "prompt": "hi", "stream": True}
+    got: list[str] = []
+    async with (
+        engine.serving() as url,
+        running(url, inject_usage=True, receipts=ReceiptConfig(path=str(receipts))) as router,
+    ):
+        for body in (asking, silent):
+            async with router._client.post(f"{router.traffic}/v1/completions", json=body) as response:
+                got.append(await response.text())
+    assert [body["stream_options"] for _, body in engine.shown] == [{"include_usage": True}] * 2
+    assert ['"usage"' in text for text in got] == [True, False]
+    assert got[1] == 'data: {"choices":[{"text":"a"}]}\n\ndata: [DONE]\n\n'
+    told = [json.loads(line) for line in receipts.read_text().splitlines()]
+    assert [receipt["output_tokens"] for receipt in told] == [1, 1]
+    assert [receipt["edited"] for receipt in told] == [[], ["stream_options"]]
+
+
+async def test_adapters_are_loaded_with_the_admin_key_which_no_replica_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = new_key()
+    monkeypatch.setenv("ADMIN_KEY", admin)
+    path = "/v1/load_lora_adapter"
+    for keys in (None, keys_file(tmp_path, alice=ALICE)):
+        engine = Streamer()
+        async with (
+            engine.serving() as url,
+            running(url, key=ALICE, admin_key_env="ADMIN_KEY", client_keys=keys) as router,
+        ):
+            statuses = []
+            for key in (ALICE, admin):
+                headers = {"authorization": f"Bearer {key}"}
+                async with router._client.post(router.traffic + path, json={}, headers=headers) as response:
+                    statuses.append(response.status)
+        assert (statuses, engine.adapters) == ([401, 200], [None])
+
+
+async def test_without_an_admin_key_nobody_changes_replicas() -> None:
+    engine = Streamer()
+    async with (
+        engine.serving() as url,
+        running(url) as router,
+        router._client.post(f"{router.traffic}/v1/load_lora_adapter", json={}) as response,
+    ):
+        assert response.status == 404
+    assert engine.adapters == []
+
+
+@pytest.mark.parametrize(("relays", "status"), [(True, 200), (False, 404)])
+async def test_paths_of_no_known_engine_are_relayed_unless_switched_off(relays: bool, status: int) -> None:
+    engine = Engine()
+    app = engine.app()
+    app.router.add_get("/newest/route", engine._models)
+    async with TestServer(app) as server, running(str(server.make_url("")), relay_unknown=relays) as router:
+        assert (await router.ask(path="/newest/route"))[0] == status

@@ -41,19 +41,20 @@ ASKS_STREAM = b'{"stream":true}'
 
 
 @pytest.mark.parametrize("how", ["end", "reset"])
-@pytest.mark.parametrize("phase", ["silent", "head only", "mid-stream"])
+@pytest.mark.parametrize("phase", ["silent", "held head", "head only", "mid-stream"])
 @on_uvloop
 async def test_a_client_that_leaves_ends_its_replicas_work_at_once(phase: str, how: str) -> None:
     head = b"" if phase == "silent" else STREAM_HEAD
     body = chunk(b"data: 1\n\n") if phase == "mid-stream" else b""
+    target = b"/v1/new-thing" if phase == "head only" else b"/v1/completions"  # of a generation the head is held
     async with a_replica(says(head + body) if head else silence) as replica:
         decisions = Decisions([replica.url])
         async with a_port(decisions) as port:
             for _ in range(5):
                 async with a_client(port) as client:
-                    client.writer.write(post(ASKS_STREAM))
+                    client.writer.write(post(ASKS_STREAM, target=target))
                     await until(lambda: replica.open == 1)
-                    if head:
+                    if head and phase != "held head":
                         await client.read_head()
                     if body:
                         await client.reader.readexactly(len(body))

@@ -454,3 +454,14 @@ async def test_nothing_is_told_of_a_prompt_whose_tokens_are_unknown_or_refused_a
     async with reading(Source(), agreement=agreeing(), told=lambda facts, ids, salt: None) as made:
         assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
     assert told == []
+
+
+async def test_a_small_body_that_goes_on_as_ids_waits_for_no_scan_of_large_ones() -> None:
+    brackets = 2 * LARGE_BYTES
+    large = b'{"model":"m","messages":' + b"[" * brackets + b"]" * brackets + b"}"
+    async with reading(Source(), agreement=agreeing(), forwards=True) as made:
+        others = [made.read(FakeHead(), large) for _ in range(4)]
+        await asyncio.sleep(0)  # all of them scan
+        assert isinstance(await read(made, TEXT, COMPLETIONS), Rewritten)
+        assert not any(other.done() for other in others if isinstance(other, asyncio.Task))
+        assert all(isinstance(other, asyncio.Task) for other in others)
