@@ -32,7 +32,7 @@ class StreamCounts:
     errors: int = 0  # unexpected exceptions; the batch was skipped or the loop restarted
     bad_events: int = 0  # malformed events, their batches kept
     unknown_events: int = 0  # of a type or medium this version does not know
-    unread_removals: int = 0  # among these two, for which the view was dropped
+    unread_removals: int = 0  # among these two, for which the view was dropped; several in a row are one
     pair_events: int = 0  # stores of token pairs (EAGLE), which give no hits
     extra_fields: int = 0  # fields this version does not know, passed over
 

@@ -8,8 +8,9 @@ Source    released event structs of those engines; recorded payloads in tests/ve
 
 One event that cannot be understood never costs its batch: it is counted (`bad` when malformed, `unknown`
 when its type or medium is not known) and the events around it are kept. Where it may have taken something away, an
-`Unread` stands in its place, since nothing from before it can be believed any more. vLLM sends one event for each
-removed block; removals that follow one another are given as one value, which costs a third.
+`Unread` stands in its place, since nothing from before it can be believed any more; several in a row lose no more than
+one, and are one. vLLM sends one event for each removed block; removals that follow one another are given as one value,
+which costs a third.
 """
 
 from __future__ import annotations
@@ -252,7 +253,9 @@ def _note_unread(event: Any, batch: Batch) -> None:
         if foreign is not None:
             batch.foreign |= {foreign}
     elif kind == "BlockRemoved" or not isinstance(kind, str):
-        batch.events.append(Unread(medium=foreign if kind == "BlockRemoved" else None))
+        unread = Unread(medium=foreign if kind == "BlockRemoved" else None)
+        if not batch.events or batch.events[-1] != unread:
+            batch.events.append(unread)
 
 
 def _kind_and_medium(event: Any) -> tuple[Any, Any]:

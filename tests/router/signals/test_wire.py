@@ -215,6 +215,13 @@ def test_a_removal_that_cannot_be_read_stands_in_its_place_as_a_clear(event: obj
     assert batch.events == [Removed([1], Tier.HBM), Unread(), Removed([2], Tier.HBM)]
 
 
+def test_rubbish_without_end_is_one_unread_removal_until_something_is_said_again() -> None:
+    rubbish = [None, [], 17, ["BlockRemoved", 5]] * 1000
+    batch = decode(payload(*rubbish, ["BlockRemoved", [1], "GPU"], *rubbish))
+    assert batch.events == [Unread(), Removed([1], Tier.HBM), Unread()]
+    assert (batch.bad, batch.read) == (8000, 1)
+
+
 @pytest.mark.parametrize(
     "event",
     [
