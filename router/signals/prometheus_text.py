@@ -38,8 +38,11 @@ _GAUGES: dict[str, tuple[str, ...]] = {
 _CONFIG, _SLEEP, _STARTED = "vllm:cache_config_info", "vllm:engine_sleep_state", "process_start_time_seconds"
 _WANTED = (*(name for names in _GAUGES.values() for name in names), _CONFIG, _SLEEP, _STARTED)
 _WHOLE = frozenset({"block_size", "num_gpu_blocks"})
-_LABELS = re.compile(r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}|[ \t]')  # before a value, which an exemplar may follow
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+# Before a value, which an exemplar may follow. Possessive and from word to word, so that rubbish is passed over once
+# instead of being tried again from each of its characters.
+_LABELS = re.compile(r'\{(?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+\}|[ \t]')
+_LABEL = re.compile(r'\b([A-Za-z_][A-Za-z0-9_]*+)="((?:[^"\\]++|\\.)*+)"', re.ASCII)
+_LONGEST_LABELS = 4096  # characters, braces included; a line with more is left alone
 _MOST_LINES = 8192  # of one name: a thousand ranks with several series each
 _REACHES = (64, 2048)  # characters a line may have moved since it was last seen
 _UNBELIEVABLE = 1e300  # so that infinity is none of the believable
@@ -192,8 +195,8 @@ def _search(page: str, name: str) -> list[_Line]:
     while at >= 0:
         start = at + len(needle)
         end = page.find("\n", start)
-        rest = page[start : end if end >= 0 else len(page)]
-        labels = _LABELS.match(rest)
+        end = end if end >= 0 else len(page)
+        labels = _LABELS.match(page, start, min(end, start + _LONGEST_LABELS))
         if labels is not None:
             if len(lines) == _MOST_LINES:
                 return []

@@ -187,6 +187,33 @@ def test_a_block_size_that_is_none_is_unknown(size: str) -> None:
     assert (labels.block_size, labels.num_gpu_blocks) == (None, None)
 
 
+NAME = "vllm:num_requests_running"
+
+
+@pytest.mark.parametrize(
+    "text", ["{" + 'a="b",' * 700_000, '{a="' + "\\" * 2_000_000, '{a="' + '"' * 4_000_000, "{" * 4_000_000]
+)
+def test_labels_that_never_close_say_nothing_and_cost_no_more_than_their_beginning(text: str) -> None:
+    assert load_of(f"{NAME}{text}\nvllm:num_requests_waiting 2\n") == Load(waiting=2.0)
+
+
+@pytest.mark.parametrize("inside", ["a" * 4000, "a" * 4000 + "=", 'a="' * 1331 + '"', 'a="\\""' * 600])
+def test_labels_without_sense_are_passed_over_once(inside: str) -> None:
+    """These lines would take a minute if each were searched from each of its characters."""
+    page = f"{NAME}{{{inside}}} 1\n" * 500
+    assert load_of(page).running == 1.0
+
+
+def test_labels_of_any_text_are_read_up_to_a_length_no_engine_needs() -> None:
+    def running(note: str) -> dict[str, Load]:
+        return loads_of(f'{NAME}{{engine="3",note="{note}"}} 7\n')
+
+    longest = 4096 - len('{engine="3",note=""}')
+    for note in ("a}b", '\\"', "\\\\", ',engine=\\"4\\"', "x" * longest):
+        assert running(note) == {"3": Load(running=7.0)}
+    assert running("x" * (longest + 1)) == {}
+
+
 def test_a_page_of_more_series_than_there_can_be_says_nothing_of_that_name() -> None:
     page = "".join(f'vllm:num_requests_running{{engine="{at}"}} 1\n' for at in range(20_000))
     load = load_of(page + "vllm:num_requests_waiting 2\n")
