@@ -277,6 +277,28 @@ async def test_replicas_that_name_one_address_share_its_socket_by_rank() -> None
         context.destroy(linger=0)
 
 
+async def test_what_a_restarted_engine_says_under_a_new_topic_stays_when_a_poll_notices_the_restart_too() -> None:
+    clock = asyncio.get_running_loop().time
+    context = zmq.asyncio.Context()
+    pub = context.socket(zmq.XPUB)
+    address = f"tcp://127.0.0.1:{pub.bind_to_random_port('tcp://127.0.0.1')}"
+    try:
+        fleet = a_fleet(*(a_replica(name, url=f"http://{name}:1", events=address) for name in ("a", "b")))
+        async with following(fleet) as found:
+            await asyncio.wait_for(pub.recv(), 5)
+            await pub.send_multipart([b"kv@a:1@m1", bytes(8), payload(stored_map(P, 1))])
+            await until(lambda: found.credit(P) == [256, 0])
+            alive_s = clock()
+            await pub.send_multipart([b"kv@a:1@m2", bytes(8), payload(stored_map(Q, 1))])
+            await until(lambda: found.credit(Q) == [256, 0])
+            found.sources.restarted(0, since_s=alive_s)
+            assert (found.credit(P), found.credit(Q), found.states()["a"]) == ([0, 0], [256, 0], State.LIVE)
+            found.sources.restarted(0, since_s=clock())
+            assert (found.credit(Q), found.states()["a"]) == ([0, 0], State.DEGRADED), "another one it did not notice"
+    finally:
+        context.destroy(linger=0)
+
+
 async def test_a_replica_that_serves_another_model_holds_nothing_of_the_old_one() -> None:
     async with Publisher() as engine, following(a_fleet(a_replica("a", events=engine.events))) as found:
         await engine.subscribed()
