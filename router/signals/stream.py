@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.signals.sequence import Sequence, Verdict
-from router.signals.wire import BadFrame, Batch, Cleared, Event, Unread, decode
+from router.signals.wire import BadFrame, Batch, Cleared, Unread, decode
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,6 @@ class StreamCounts:
     unread_removals: int = 0  # among these two, for which the view was dropped; several in a row are one
     pair_events: int = 0  # stores of token pairs (EAGLE), which give no hits
     extra_fields: int = 0  # fields this version does not know, passed over
-
-
-_MOST_MEDIA = 64  # unknown ones remembered per source
 
 
 class Stream:
@@ -66,7 +63,6 @@ class Stream:
         self._cleared = cleared
         self._clock = clock
         self.began_s = float("-inf")  # what is believed now was heard since
-        self._foreign: frozenset[str] = frozenset()  # unknown media in which something was stored: it never counts
 
     def decoded(self, payload: bytes) -> Batch | None:
         """The batch in `payload`; None, counted, when it holds none."""
@@ -116,21 +112,12 @@ class Stream:
 
     def _judge_clears(self, batch: Batch) -> None:
         """What a clear and a removal that cannot be read mean for how far the view can be trusted."""
-        if batch.foreign and len(self._foreign | batch.foreign) <= _MOST_MEDIA:
-            self._foreign |= batch.foreign
-        if not any(isinstance(event, Cleared) for event in batch.events):
-            return
-        batch.events = [event for event in batch.events if not self._is_foreign(event)]
         for event in batch.events:
             if isinstance(event, Unread):
                 self.counts.unread_removals += 1
                 self.sequence.history_lost()
             elif isinstance(event, Cleared) and event.model is None:
                 self.sequence.history_whole()
-
-    def _is_foreign(self, event: Event) -> bool:
-        """Whether it takes away only what was never counted."""
-        return isinstance(event, Unread) and event.medium in self._foreign
 
     def _apply_counted(self, batch: Batch) -> None:
         # Caught for each batch: restarting a loop would replay the same batch and fail on it for ever.

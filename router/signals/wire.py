@@ -9,8 +9,8 @@ Source    released event structs of those engines; recorded payloads in tests/ve
 One event that cannot be understood never costs its batch: it is counted (`bad` when malformed, `unknown`
 when its type or medium is not known) and the events around it are kept. Where it may have taken something away, an
 `Unread` stands in its place, since nothing from before it can be believed any more; several in a row lose no more than
-one, and are one. vLLM sends one event for each removed block; removals that follow one another are given as one value,
-which costs a third.
+one, and are one. A medium nobody knows holds nothing that counts, so a removal from it takes nothing away. vLLM sends
+one event for each removed block; removals that follow one another are given as one value, which costs a third.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ _STORED_FIELDS = (
 )
 # Items of each positional event in its longest release; a shorter one lacks fields at its end.
 _LENGTHS = {"BlockStored": len(_STORED_FIELDS), "BlockRemoved": 4, "AllBlocksCleared": 1}
-_LONGEST_MEDIUM = 64  # characters of a name worth remembering
 _NOTHING = [None] * len(_STORED_FIELDS)
 _MASTER_TYPES = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}
 _MASTER_FIELDS = {
@@ -149,13 +148,7 @@ class Cleared(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unread(Cleared, frozen=True, gc=False):
-    """A removal or clear that cannot be read, so that all from before it may be gone; to be taken as a clear.
-
-    medium : upper-case, where the removal is well formed but from a tier nobody knows: of no account if its stores are
-        of none either
-    """
-
-    medium: str | None = None
+    """A removal or clear that cannot be read, so that all from before it may be gone; to be taken as a clear."""
 
 
 Event = Stored | Removed | Cleared
@@ -171,7 +164,6 @@ class Batch(msgspec.Struct):
     unknown : events of a type or medium this version does not know
     bad : events of a known type that are malformed
     pairs : stores of token pairs, which `meaning.well_formed` explains
-    foreign : media this version does not know in which something was stored, upper-case
     extra_fields : fields beyond those known, passed over
     """
 
@@ -183,11 +175,14 @@ class Batch(msgspec.Struct):
     bad: int = 0
     extra_fields: int = 0
     pairs: int = 0
-    foreign: frozenset[str] = frozenset()
 
 
 class _UnknownEventError(Exception):
-    """Well formed but of a type or medium we do not know."""
+    """Of a type we do not know."""
+
+
+class _UnknownMediumError(Exception):
+    """Well formed but of a medium we do not know."""
 
 
 def decode(payload: bytes) -> Batch:
@@ -220,6 +215,8 @@ def batch_of(raw: Any) -> Batch:
             else:
                 _take_list(event, batch)
             batch.read += 1
+        except _UnknownMediumError:
+            batch.unknown += 1
         except _UnknownEventError:
             batch.unknown += 1
             _note_unread(event, batch)
@@ -239,35 +236,23 @@ def joined(parts: Sequence[Batch]) -> Batch:
         first.bad += part.bad
         first.extra_fields += part.extra_fields
         first.pairs += part.pairs
-        first.foreign |= part.foreign
     return first
 
 
 def _note_unread(event: Any, batch: Batch) -> None:
     """What an event that could not be read may have done. Types with a name nobody knows are passed over."""
-    kind, medium = _kind_and_medium(event)
-    foreign = medium.upper() if type(medium) is str and len(medium) <= _LONGEST_MEDIUM else None
-    if foreign in _TIERS:
-        foreign = None
-    if kind == "BlockStored":
-        if foreign is not None:
-            batch.foreign |= {foreign}
-    elif kind == "BlockRemoved" or not isinstance(kind, str):
-        unread = Unread(medium=foreign if kind == "BlockRemoved" else None)
-        if not batch.events or batch.events[-1] != unread:
-            batch.events.append(unread)
+    kind = _kind(event)
+    may_remove = kind == "BlockRemoved" or not isinstance(kind, str)
+    if may_remove and not (batch.events and isinstance(batch.events[-1], Unread)):
+        batch.events.append(Unread())
 
 
-def _kind_and_medium(event: Any) -> tuple[Any, Any]:
-    """As far as they can be made out; a type that is no text is none."""
+def _kind(event: Any) -> Any:
+    """As far as it can be made out; a type that is no text is none."""
     if isinstance(event, dict):
         master = event.get("event_type")
-        kind = event.get("type") or (_MASTER_TYPES.get(master, master) if isinstance(master, str) else None)
-        return kind, event.get("medium")
-    if isinstance(event, list) and event:
-        place = {"BlockStored": 6, "BlockRemoved": 2}.get(event[0], len(event)) if isinstance(event[0], str) else 0
-        return event[0], event[place] if 0 < place < len(event) else None
-    return None, None
+        return event.get("type") or (_MASTER_TYPES.get(master, master) if isinstance(master, str) else None)
+    return event[0] if isinstance(event, list) and event else None
 
 
 def _parts(raw: Any) -> tuple[Any, list[Any], Any]:
@@ -322,10 +307,10 @@ def _take_removed(event: dict[Any, Any], batch: Batch) -> None:
     """The commonest event by far: an engine sends one for each block it evicts."""
     hashes = event.get("block_hashes")
     if len(event) == 4 and "medium" in event and "group_idx" in event and hashes is not None:  # type and hashes are two
-        _remove(_hashes(hashes), _tier(event["medium"]), _group(event["group_idx"]), None, batch)
+        _remove(_hashes(hashes), _group(event["group_idx"]), _tier(event["medium"]), None, batch)
         return
     hashes = _hashes(event["seq_hashes"] if hashes is None else hashes)
-    _remove(hashes, _tier(event.get("medium")), _group(_group_of(event)), _text(event.get("model_name")), batch)
+    _remove(hashes, _group(_group_of(event)), _tier(event.get("medium")), _text(event.get("model_name")), batch)
     _count_extras(event, batch)
 
 
@@ -339,7 +324,7 @@ def _take_list(event: Any, batch: Batch) -> None:
     if extra < 0:
         event = event + _NOTHING[extra:]
     if kind == "BlockRemoved":
-        _remove(_hashes(event[1]), _tier(event[2]), _group(event[3]), None, batch)
+        _remove(_hashes(event[1]), _group(event[3]), _tier(event[2]), None, batch)
     elif kind == "BlockStored":
         _, hashes, parent, tokens, size, lora_id, medium, adapter, extras, group, spec, _ = event[:known]
         salt = None
@@ -356,8 +341,11 @@ def _take_list(event: Any, batch: Batch) -> None:
         batch.extra_fields += extra
 
 
-def _remove(hashes: list[int], tier: Tier, group: int, model: str | None, batch: Batch) -> None:
-    """Add a removal to the one before it where they say the same of other blocks."""
+def _remove(hashes: list[int], group: int, tier: Tier, model: str | None, batch: Batch) -> None:
+    """Add a removal to the one before it where they say the same of other blocks.
+
+    Callers read the tier last: only a removal that is well formed otherwise may be passed over for its medium.
+    """
     last = batch.events[-1] if batch.events else None
     if type(last) is Removed and last.tier is tier and last.group == group and last.model == model:
         last.hashes.extend(hashes)  # the list is ours alone until the batch is returned
@@ -428,9 +416,11 @@ def _hash(value: Any) -> int:
 def _tier(medium: Any) -> Tier:
     tier = _TIERS.get(medium)
     if tier is None:
-        tier = _TIERS.get(medium.upper()) if type(medium) is str else None
+        if type(medium) is not str:
+            raise TypeError("a medium is text")
+        tier = _TIERS.get(medium.upper())
     if tier is None:
-        raise _UnknownEventError
+        raise _UnknownMediumError
     return tier
 
 

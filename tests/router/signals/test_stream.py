@@ -161,13 +161,16 @@ def test_a_clear_before_an_unreadable_removal_does_not_make_the_view_whole() -> 
     assert (kept.credit(P), kept.state) == (0, State.DEGRADED)
 
 
-def test_a_removal_from_a_tier_whose_stores_nobody_counts_costs_nothing() -> None:
+@pytest.mark.parametrize("medium", ["CXL", "tape", "x" * 65])
+def test_a_removal_from_a_medium_nobody_knows_costs_nothing(medium: str) -> None:
     kept = Believing()
-    kept.hears(stored_map(P, 1), stored_map(P, 1, medium="tape"))
-    kept.hears(["BlockRemoved", [1], "TAPE"])
-    assert (kept.credit(P), kept.state, kept.stream.counts.unread_removals) == (256, State.LIVE, 0)
-    kept.hears(["BlockRemoved", [1], "DRUM"])
-    assert (kept.credit(P), kept.state) == (0, State.DEGRADED), "its stores may have come under a name we know"
+    kept.hears(stored_map(P, 1))
+    kept.hears(["BlockRemoved", [1], medium], {"type": "BlockRemoved", "block_hashes": [2], "medium": medium})
+    kept.hears({"type": "BlockRemoved", "block_hashes": [3], "medium": medium, "group_idx": 0})
+    counts = kept.stream.counts
+    assert (kept.credit(P), kept.state, counts.unread_removals, counts.unknown_events) == (256, State.LIVE, 0, 3)
+    kept.hears(["BlockRemoved", [1], "GPU"])
+    assert kept.credit(P) == 0
 
 
 def test_token_pairs_are_counted_where_an_operator_sees_them() -> None:

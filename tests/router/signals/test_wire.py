@@ -204,9 +204,9 @@ def test_media_map_to_tiers_whatever_their_case(medium: str | None, tier: Tier) 
 
 def test_an_unknown_medium_is_counted_not_guessed() -> None:
     batch = decode(payload(["BlockRemoved", [1], "tape"], ["BlockRemoved", [2], "GPU"]))
-    assert (batch.unknown, batch.events) == (1, [Unread(medium="TAPE"), Removed([2], Tier.HBM)])
+    assert (batch.unknown, batch.bad, batch.events) == (1, 0, [Removed([2], Tier.HBM)])
     batch = decode(payload(stored_map(P[:16], 1, medium="tape")))
-    assert (batch.unknown, batch.events, batch.foreign) == (1, [], frozenset({"TAPE"}))
+    assert (batch.unknown, batch.bad, batch.events) == (1, 0, [])
 
 
 @pytest.mark.parametrize("event", UNREADABLE_REMOVALS, ids=str)
