@@ -98,3 +98,15 @@ def test_entries_that_name_no_rank_are_ranks_of_their_own() -> None:
     assert pick(loads, None).running == 3
     waiting = [{"num_waiting_reqs": 1}, {"num_waiting_reqs": 2}]
     assert pick(loads_of_get_load(json.dumps(waiting).encode()), None).waiting == 3
+
+
+@pytest.mark.parametrize("entries", [[{"dp_rank": 1}, {}], [{}, {"dp_rank": 0}], [{"dp_rank": 0}, {}], [{}, {}]])
+def test_an_entry_that_names_no_rank_takes_no_other_s_place(entries: list[dict[str, int]]) -> None:
+    entries = [{**entry, "num_running_reqs": 1 + 8 * place} for place, entry in enumerate(entries)]
+    loads = loads_of_v1(json.dumps({"loads": entries}).encode())
+    assert set(loads) == {"0", "1"}
+    assert pick(loads, None).running == 10
+    for entry in entries:
+        if "dp_rank" in entry:
+            assert loads[str(entry["dp_rank"])].running == entry["num_running_reqs"]
+    assert set(loads_of_get_load(json.dumps(entries).encode())) == set(loads)
