@@ -53,6 +53,7 @@ class Polled:
     rows : row -> rank label of its metrics, None for the sum over all ranks
     models : names it serves, adapters included; empty while unknown
     parents : adapter name -> name of its base model
+    cards : all it says of them
     load_route : where its load is read besides /metrics; None where /metrics is all there is
     """
 
@@ -64,6 +65,7 @@ class Polled:
     probes: int = 0
     models: tuple[str, ...] = ()
     parents: dict[str, str] = field(default_factory=dict)
+    cards: list[dict[str, Any]] = field(default_factory=list)
     load_route: str | None = None
     _reader: PageReader = field(default_factory=PageReader)
     _health_at_s: float = float("-inf")
@@ -280,7 +282,9 @@ class LoadPoller:
 
     def _came_up(self, endpoint: Polled, models: Answer | None) -> None:
         endpoint.misses = 0
-        names, parents = model_names(models.body) if models is not None and models.status == 200 else ((), {})
+        cards = model_cards(models.body) if models is not None and models.status == 200 else []
+        endpoint.cards = cards or endpoint.cards
+        names, parents = names_on(cards)
         if not names:  # a broken answer is no reason to stop serving what was named before
             names, parents = endpoint.models, endpoint.parents
         news = not endpoint.up or (names, parents) != (endpoint.models, endpoint.parents)
@@ -365,12 +369,21 @@ _BUSY = frozenset({"running", "waiting", "kv_usage", "waiting_tokens", "used_tok
 
 def model_names(body: bytes) -> tuple[tuple[str, ...], dict[str, str]]:
     """Names in an answer of /v1/models, and the base model of each adapter. A broken answer names none."""
+    return names_on(model_cards(body))
+
+
+def model_cards(body: bytes) -> list[dict[str, Any]]:
+    """Cards in an answer of /v1/models, each with its name as `id`. A broken answer has none."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return (), {}
+        return []
     cards: Any = answer.get("data") if isinstance(answer, dict) else None
-    cards = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
-    named = [card for card in cards if isinstance(card.get("id"), str)]
-    parents = {card["id"]: card["parent"] for card in named if isinstance(card.get("parent"), str)}
-    return tuple(card["id"] for card in named), parents
+    cards = cards if isinstance(cards, list) else []
+    return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
+
+
+def names_on(cards: list[dict[str, Any]]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Names on cards, and the base model of each adapter."""
+    parents = {card["id"]: card["parent"] for card in cards if isinstance(card.get("parent"), str)}
+    return tuple(card["id"] for card in cards), parents
