@@ -30,6 +30,7 @@ from router.keeping import StateKeeper
 from router.keys import SecretKey
 from router.keys_file import KeysFile
 from router.metrics import Metrics
+from router.model_list import merged
 from router.outbound import Outbound, key_in
 from router.prompts.production import Prompts
 from router.receipts import Receipt, ReceiptWriter
@@ -53,7 +54,6 @@ class Gateway:
         self._metrics = Metrics()
         self._writer: ReceiptWriter | None = None
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
-        self._started_at = int(time.time())
         self._outbound: Outbound
         self._gate: Gate
         self._keys: KeysFile | None = None
@@ -330,21 +330,14 @@ class Gateway:
     def _answer(self, head: RequestHead) -> tuple[int, bytes]:
         """The router's own answers on the traffic port."""
         if head.path == "/v1/models":
-            cards = [
-                {"id": name, "object": "model", "created": self._started_at, "owned_by": "tfirst"}
-                for name in (*self._core.dispatcher.models, *self._aliases())
-            ]
+            lists = [endpoint.cards for endpoint in self._poller.endpoints.values() if endpoint.up]
+            cards = merged(lists, self._config.model_aliases)
             return 200, msgspec.json.encode({"object": "list", "data": cards})
         if head.path == "/version":
             return 200, msgspec.json.encode({"version": router.__version__})
         if head.path == "/ready" and not self._ready():
             return 503, b'{"status":"no replica is up"}'
         return 200, b'{"status":"ok"}'
-
-    def _aliases(self) -> list[str]:
-        """Names of the configuration that lead to a model somebody serves."""
-        served = set(self._core.dispatcher.models)
-        return [alias for alias, name in self._config.model_aliases.items() if name in served and alias not in served]
 
     def _ready(self) -> bool:
         return any(self._core.dispatcher.is_up(row) for row in range(len(self._fleet.replicas)))

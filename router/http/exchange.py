@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 from estimators.request import RequestFacts
 from router.actions import Action, Cause, Ended, Refuse, Send
 from router.errors import ReplicaUnreachable
-from router.http.contract import Endpoint, Heard, Read, Rewritten
+from router.http.along import Along, along, show_head
+from router.http.contract import Endpoint, Read, Rewritten
 from router.http.head import RequestHead, ResponseHead, client_head, field_value, upstream_head
 from router.http.pool import origin_of
 from router.http.reframing import Reframer
 from router.http.replies import refusal, request_id_of
 from router.http.shared import Shared
-from router.http.side_reader import JsonReader, Learned, SideReader, StreamReader
+from router.http.side_reader import Learned
 from router.http.splice import UsageSwallower
 from router.http.upstream import UpstreamConnection
 from router.routes import Route, stored_id
@@ -43,6 +44,7 @@ class Exchange:
     """A request from its last byte to its end. Its client calls `start` once, and `client_lost` at any time."""
 
     __slots__ = (
+        "_along",
         "_answer_id",
         "_attempt",
         "_body",
@@ -53,7 +55,6 @@ class Exchange:
         "_held",
         "_over",
         "_own_id",
-        "_reader",
         "_reading",
         "_reframer",
         "_relayed",
@@ -62,7 +63,6 @@ class Exchange:
         "_sent",
         "_shared",
         "_status",
-        "_streams",
         "_swallows_usage",
         "_unframed",
         "_upstream",
@@ -79,14 +79,13 @@ class Exchange:
         self._reading: asyncio.Future[Read] | None = None  # its prompt, when that takes a while
         self._own_id = ""  # the id its body gives it
         self._answer_id = b""  # the id its answer gives itself
-        self._streams = False  # the client asked for a stream
         self._swallows_usage = False  # the router asked for usage, the client did not
         self._sent: Send | None = None  # open towards the decider
         self._attempt: Send | None = None  # the same, kept while its answer is relayed
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: UpstreamConnection | None = None
         self._reused = False  # that connection had carried another request before
-        self._reader: SideReader | None = None
+        self._along: Along | None = None
         self._write: Callable[[bytes], None] = client.write
         self._held = b""  # what the client gets first: the head, and framing without a body
         self._waits = False  # all that is held back until a byte of the body is here
@@ -138,7 +137,6 @@ class Exchange:
             facts = self._where_stored(facts)
         self._request_id = self._head.get(b"x-request-id") or field_value(facts.request_id)
         self._own_id = facts.own_id
-        self._streams = facts.streams
         self._obey(self._ask(self._shared.decider.arrived, facts))
 
     def _where_stored(self, facts: RequestFacts) -> RequestFacts:
@@ -211,8 +209,10 @@ class Exchange:
     # -- called by the connection to the replica
 
     def response_started(self, response: ResponseHead) -> None:
+        attempt = self._attempt
+        assert attempt is not None, "an answer follows an attempt"
         if self._shared.heard is not None:
-            self._show_head(self._shared.heard, response)
+            show_head(self._shared.heard, attempt, response, self._shared.counts)
         cause = self._for_another(response)
         if cause is not None and (sent := self._put_away()) is not None:
             actions = self._ask(self._shared.decider.failed, sent, cause)
@@ -224,15 +224,16 @@ class Exchange:
         self._status = response.status
         self._unframed = response.until_close or self._head.http10
         self._closing = self._unframed or self._client.closing or not self._head.keep_alive
-        self._reader = self._side_reader(response)
+        notes_json = self._note_id if self._head.path == _RESPONSES else None
+        self._along = along(response, attempt, self._shared.counts, stream_id=self._note_id, json_id=notes_json)
         self._reframer = self._reframing(response)
         self._waits = self._head.route is Route.GENERATE
         self._held = self._client_head(response)
 
     def body(self, piece: bytes) -> None:
         self._waits = False
-        if self._reader is not None:
-            self._read_along(self._reader, piece)
+        if self._along is not None and self._along.feed(piece) and self._sent is not None:
+            self._ask(self._shared.decider.first_token, self._sent)
         if self._reframer is not None:
             self._pass(self._reframer.feed(piece))
 
@@ -267,7 +268,7 @@ class Exchange:
             self._pass(b"")
         sent = self._put_away()
         if sent is not None:
-            learned = self._learned()
+            learned = Learned() if self._along is None else self._along.learned()
             ended = Ended(
                 self._status,
                 output_tokens=learned.output_tokens,
@@ -422,7 +423,7 @@ class Exchange:
 
     def _end(self, *, closing: bool) -> None:
         self._over = True
-        self._reader = None
+        self._along = None
         self._client.exchange_over(closing=closing)
 
     def _client_head(self, response: ResponseHead, *, upgrade: bytes = b"") -> bytes:
@@ -453,56 +454,15 @@ class Exchange:
         return Cause.ELSEWHERE if asks_around and response.status == 404 else None
 
     def _reframing(self, response: ResponseHead) -> Reframer | None:
-        if self._swallows_usage and isinstance(self._reader, StreamReader) and (response.chunked or self._unframed):
+        in_events = self._along is not None and self._along.is_stream
+        if self._swallows_usage and in_events and (response.chunked or self._unframed):
             return Reframer(chunked=not self._unframed, swallower=UsageSwallower())
         return Reframer(chunked=False) if response.chunked and self._head.http10 else None
-
-    # -- reading along
-
-    def _side_reader(self, response: ResponseHead) -> SideReader | None:
-        if not 200 <= response.status < 300 or response.get(b"content-encoding") is not None:
-            return None
-        kind = response.get(b"content-type") or b""
-        if self._streams and kind.startswith(b"text/event-stream"):
-            return StreamReader(self._note_id)
-        if kind.startswith(b"application/json"):
-            return JsonReader(self._note_id if self._head.path == _RESPONSES else None)
-        return None
 
     def _note_id(self, answer_id: bytes) -> None:
         self._answer_id = answer_id
         if self._head.path == _RESPONSES and self._attempt is not None:
             self._shared.stored.note(answer_id.decode("latin-1"), self._attempt.replica)
-
-    def _show_head(self, heard: Heard, response: ResponseHead) -> None:
-        assert self._attempt is not None, "an answer follows an attempt"
-        try:
-            heard(self._attempt, response)
-        except Exception:
-            self._shared.counts.reader_failures += 1
-            _log.exception("the head of an answer of %s could not be read along", self._attempt.replica)
-
-    def _read_along(self, reader: SideReader, piece: bytes) -> None:
-        try:
-            is_first = reader.feed(piece)
-        except Exception:
-            self._lose_reader()
-            return
-        if is_first and self._sent is not None:
-            self._ask(self._shared.decider.first_token, self._sent)
-
-    def _learned(self) -> Learned:
-        if self._reader is not None:
-            try:
-                return self._reader.learned()
-            except Exception:
-                self._lose_reader()
-        return Learned()
-
-    def _lose_reader(self) -> None:
-        self._shared.counts.reader_failures += 1
-        self._reader = None
-        _log.warning("an answer of %s could not be read along", self._attempt and self._attempt.replica)
 
 
 _STOPPING = Refuse(503, "ServiceUnavailable", "The router is stopping.", retry_after_s=1)

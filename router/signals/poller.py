@@ -55,6 +55,7 @@ class Polled:
     models : names it serves, adapters included; empty while unknown
     parents : adapter name -> name of its base model
     roots : adapter name -> where its weights come from, as far as it is said
+    cards : all it says of them
     load_route : where its load is read besides /metrics; None where /metrics is all there is
     """
 
@@ -67,6 +68,7 @@ class Polled:
     models: tuple[str, ...] = ()
     parents: Mapping[str, str] = field(default_factory=dict)
     roots: Mapping[str, str] = field(default_factory=dict)
+    cards: list[dict[str, Any]] = field(default_factory=list)
     load_route: str | None = None
     _reader: PageReader = field(default_factory=PageReader)
     _health_at_s: float = float("-inf")
@@ -283,10 +285,10 @@ class LoadPoller:
 
     def _came_up(self, endpoint: Polled, models: Answer | None) -> None:
         endpoint.misses = 0
+        cards = model_cards(models.body) if models is not None and models.status == 200 else []
+        endpoint.cards = cards or endpoint.cards  # a broken answer is no reason to stop serving what was named before
         known = Listed(endpoint.models, endpoint.parents, endpoint.roots)
-        listed = models_in(models.body) if models is not None and models.status == 200 else known
-        if not listed.names:  # a broken answer is no reason to stop serving what was named before
-            listed = known
+        listed = listed_on(cards) if cards else known
         news = not endpoint.up or listed != known
         names, endpoint.parents, endpoint.roots = listed
         endpoint.models = names  # before anybody is told, who may look them up here
@@ -381,13 +383,22 @@ class Listed(NamedTuple):
 
 def models_in(body: bytes) -> Listed:
     """What an answer of /v1/models lists. A broken answer names nothing."""
+    return listed_on(model_cards(body))
+
+
+def model_cards(body: bytes) -> list[dict[str, Any]]:
+    """Cards in an answer of /v1/models, each with its name as `id`. A broken answer has none."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return Listed()
+        return []
     cards: Any = answer.get("data") if isinstance(answer, dict) else None
-    cards = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
-    named = [card for card in cards if isinstance(card.get("id"), str)]
-    parents = {card["id"]: card["parent"] for card in named if isinstance(card.get("parent"), str)}
-    roots = {card["id"]: card["root"] for card in named if card["id"] in parents and isinstance(card.get("root"), str)}
-    return Listed(tuple(card["id"] for card in named), parents, roots)
+    cards = cards if isinstance(cards, list) else []
+    return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
+
+
+def listed_on(cards: list[dict[str, Any]]) -> Listed:
+    """Names on cards, the base model of each adapter, and where its weights come from."""
+    parents = {card["id"]: card["parent"] for card in cards if isinstance(card.get("parent"), str)}
+    roots = {card["id"]: card["root"] for card in cards if card["id"] in parents and isinstance(card.get("root"), str)}
+    return Listed(tuple(card["id"] for card in cards), parents, roots)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from router.routes import TABLE, Route, classify, stored_id
@@ -101,3 +103,12 @@ def test_another_spelling_of_a_generation_path_is_still_generation() -> None:
 def test_a_method_the_router_does_not_answer_is_left_to_a_replica() -> None:
     assert classify(b"POST", "/v1/models") is Route.RELAY
     assert classify(b"POST", "/ping") is Route.ANSWERED
+
+
+def test_the_table_of_the_docs_is_this_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "traffic.md").read_text()
+    for row in TABLE:
+        methods = ", ".join(sorted(method.decode() for method in row.methods)) or "all"
+        paths = ", ".join(f"`{path}`" for path in row.paths)
+        assert f"| `{row.route.value}` | {methods} | {paths} |" in page
+    assert all(f"| `{route.value}` |" in page for route in Route if route is not Route.UNKNOWN)

@@ -26,8 +26,10 @@ from tests.router.http.stubs import (
     ask,
     chunk,
     facts_of,
+    get,
     on_uvloop,
     post,
+    says,
     until,
 )
 
@@ -176,3 +178,19 @@ async def test_clients_with_keys_of_their_own_end_only_their_own_requests() -> N
         assert (stranger.status, engine.aborted) == (404, [])
         assert (await ask(port, post(wish(rid="rid-1"), b"x-api-key: ann", target=ABORT))).status == 200
         await client.reader.readuntil(LAST_CHUNK)
+
+
+@on_uvloop
+async def test_a_tunnel_is_ended_on_both_sides() -> None:
+    switched = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+    wishes = (b"Connection: Upgrade", b"Upgrade: websocket", b"x-request-id: q1")
+    async with a_replica(says(switched)) as replica:
+        decisions = Decisions([replica.url])
+        async with a_port(decisions) as port, a_client(port) as client:
+            client.writer.write(get(b"/v1/realtime", *wishes))
+            assert (await client.read_head())[0] == 101
+            got = await ask(port, post(wish(rid="q1"), target=ABORT))
+            assert json.loads(got.body)["cut"] == 1
+            assert await client.reader.read() == b""
+            await until(lambda: replica.open == port.open_connections == 0)
+    assert decisions.kinds == ["arrived", "cancelled"]
