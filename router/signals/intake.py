@@ -4,8 +4,8 @@ Model     POST /events carries batches of one publisher, numbered from 1 within 
           below the last is a repeat and is not applied again, so a sender may post the same body until it is answered
 Valid     JSON, or msgpack with a content type that says so; events in any form `wire` knows. JSON has no bytes:
           hashes that are not integers are written as hexadecimal text
-          A push is read, and its batches take effect, in slices between which others get the event loop, on the loop:
-          a thread would hold the interpreter for five milliseconds at a time. One batch takes effect at once
+          A push is read and takes effect in slices between which others get the event loop, on the loop: a thread would
+          hold the interpreter for five milliseconds at a time. One event is never divided
 Errors    a jump in the numbers is taken as lost history: the publisher's view is dropped, and the answer says so
 Source    the push of LMCache's coordinator (`instance_id`, `incarnation`, `seq`, and the answer's three counts)
 """
@@ -22,12 +22,13 @@ import msgspec
 
 from router.signals.sequence import State, Verdict
 from router.signals.stream import Stream
-from router.signals.wire import Batch, batch_of, joined
+from router.signals.wire import Batch, Removed, Stored, batch_of, joined
 
 FIRST_SEQ = 1
 MAX_BATCHES = 10_000  # in one body
 MOST_WAITING = 16  # bodies; each may be as long as the admin port takes
-SLICE_BYTES = 16 * 1024  # of events read in one go, a third of a millisecond; one event is never divided
+SLICE_BYTES = 16 * 1024  # of events read in one go: a third of a millisecond
+SLICE_BLOCKS = 256  # that take effect in one go: half a millisecond
 
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -191,7 +192,10 @@ class PushedStream:
         return self.incarnation is not None and push.incarnation < self.incarnation
 
     async def accept(self, push: Push) -> PushResult:
-        """Apply what is new in `push`, one batch after the other; others get the loop in between."""
+        """Apply what is new in `push`, one batch after the other; others get the loop in between.
+
+        Given up in the middle of a batch, it can be posted again: the number of that batch does not count as applied.
+        """
         result = PushResult()
         sequence = self.stream.sequence
         if self.is_later_than(push):
@@ -215,10 +219,28 @@ class PushedStream:
                 sequence.gap(seq)
                 self.stream.lose_history()
             self.stream.count(batch)
-            self.stream.take(seq, batch)
+            await self._take(seq, batch)
             result.applied += 1
         result.state = sequence.state
         return result
+
+    async def _take(self, seq: int, batch: Batch) -> None:
+        pieces = pieces_of(batch)
+        for at, piece in enumerate(pieces):
+            if at:
+                await asyncio.sleep(0)
+            self.stream.take(seq, piece, begins=at == 0, ends=at == len(pieces) - 1)
+
+
+def pieces_of(batch: Batch) -> list[Batch]:
+    """The same events in batches of `SLICE_BLOCKS`, as far as whole events allow; at least one."""
+    pieces, first, blocks = [], 0, 0
+    for at, event in enumerate(batch.events, 1):
+        blocks += len(event.hashes) if isinstance(event, Stored | Removed) else 1
+        if blocks >= SLICE_BLOCKS or at == len(batch.events):
+            pieces.append(msgspec.structs.replace(batch, events=batch.events[first:at]))
+            first, blocks = at, 0
+    return pieces or [batch]
 
 
 class Intake:

@@ -97,18 +97,22 @@ class Stream:
             self.take(seq, batch)
         return verdict
 
-    def take(self, seq: int, batch: Batch | None) -> None:
-        """Let one batch take effect. One that cannot be read is part of the sequence, but its news is lost."""
+    def take(self, seq: int, batch: Batch | None, *, begins: bool = True, ends: bool = True) -> None:
+        """Let one batch take effect. One that cannot be read is part of the sequence, but its news is lost.
+
+        begins, ends : whether this is the first, the last piece of it; its number counts as applied with the last
+        """
         if batch is None:
             self.lose_history()
         else:
-            if self.sequence.last is None:
+            if begins and self.sequence.last is None:
                 self.began_s = self._clock()
-            if seq == self.sequence.first:
+            if begins and seq == self.sequence.first:
                 self.sequence.history_whole()
             self._judge_clears(batch)
-            self._apply_counted(batch)
-        self.sequence.applied(seq, 0.0 if batch is None else batch.ts_s, self._clock())
+            self.counts.batches += self._apply_counted(batch) and ends
+        if ends:
+            self.sequence.applied(seq, 0.0 if batch is None else batch.ts_s, self._clock())
 
     def _judge_clears(self, batch: Batch) -> None:
         """What a clear and a removal that cannot be read mean for how far the view can be trusted."""
@@ -119,15 +123,16 @@ class Stream:
             elif isinstance(event, Cleared) and event.model is None:
                 self.sequence.history_whole()
 
-    def _apply_counted(self, batch: Batch) -> None:
+    def _apply_counted(self, batch: Batch) -> bool:
         # Caught for each batch: restarting a loop would replay the same batch and fail on it for ever.
         try:
             self._apply(batch)
-            self.counts.batches += 1
         except Exception:
             self.counts.errors += 1
             log.exception("event source %s: a batch could not be applied", self.name)
             self.lose_history()
+            return False
+        return True
 
     def forget(self) -> None:
         """A new process: nothing heard before counts, and its history is yet to be heard."""

@@ -20,7 +20,6 @@ class Keeper(Engine):
         self.name = name
         self.card = {"id": MODEL, **(card or {})}
         self.kept: list[str] = []
-        self.adapters: list[str] = []
         self.asked = 0
 
     def app(self) -> web.Application:
@@ -47,7 +46,8 @@ class Keeper(Engine):
         return web.json_response({"by": self.name}, status=200 if known else 404)
 
     async def _load(self, request: web.Request) -> web.Response:
-        self.adapters.append((await request.json())["lora_name"])
+        asked = await request.json()
+        self.adapters[asked["lora_name"]] = asked.get("lora_path", "")
         return web.Response(text="Success")
 
 
