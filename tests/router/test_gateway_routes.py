@@ -97,7 +97,7 @@ async def test_an_adapter_is_loaded_everywhere_for_whoever_has_the_admin_key(mon
         assert (await ask(router, "POST", "/v1/load_lora_adapter", body))[0] == 401
         status, report = await ask(router, "POST", "/v1/load_lora_adapter", body, key="s" * 40)
     assert (status, report["succeeded"]) == (200, 2)
-    assert [engine.adapters for engine in engines] == [["ad-1"], ["ad-1"]]
+    assert [[*engine.adapters] for engine in engines] == [["ad-1"], ["ad-1"]]
 
 
 async def test_the_model_list_is_merged_from_replicas_that_are_up() -> None:
