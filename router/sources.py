@@ -136,7 +136,7 @@ class EventSources:
         new process has said so far where it can be asked; else it is degraded until that process clears itself.
         """
         stream = self._stream_of(row)
-        if stream is None:
+        if stream is None or row in self._guessed:
             self._directory.clear(row)
         elif stream.began_s > since_s:
             return
@@ -251,7 +251,7 @@ class EventSources:
         """Its ranks named no source."""
         for row in self._ranks[url]:
             name = self._names[row]
-            if row not in self._models or row in self._events or self._stream_report(name, self._clock()) is not None:
+            if row not in self._models or row in self._events or name in self.subscribers or self._is_posted(name):
                 continue
             if row not in self._guessed:
                 log.warning(
@@ -283,7 +283,7 @@ class EventSources:
 
     def _follow(self, row: int, source: Source) -> None:
         name = self._names[row]
-        if name in self.subscribers or name in self._intake.streams:
+        if name in self.subscribers or self._is_posted(name):
             return
         self._register(row, one_copy=source.one_copy)
         self._subscribe(name, source, partial(self._apply, row), partial(self._directory.clear, row))
@@ -320,6 +320,8 @@ class EventSources:
         known = self._intake.streams.get(push.source)
         if known is None or not known.is_later_than(push):
             self._posted_s[push.source] = self._clock()
+            if push.source != STORE_NAME and self._row(push.source) in self._guessed:
+                self._register(self._row(push.source), one_copy=True)  # its sender may be back
         result = await self._intake.accept(push)
         assert result is not None, "a source that is not refused has a stream"
         return 200, {
@@ -346,6 +348,11 @@ class EventSources:
         if name != STORE_NAME and self._row(name) not in self._models:
             return 503, {"error": f"{name} has not said yet which model it serves; post again"}
         return None
+
+    def _is_posted(self, name: str) -> bool:
+        """Whether somebody posts for `name` who is not taken to be gone."""
+        posted = self._intake.streams.get(name)
+        return posted is not None and posted.stream.sequence.connected
 
     def _row(self, name: str) -> int:
         return self._names.index(name)
@@ -402,7 +409,11 @@ class EventSources:
             await asyncio.sleep(self._watch_period_s)
 
     def _forget_the_silent(self) -> None:
-        """Nothing says that a sender of posts is still there but its posts, so one that stopped is taken to be gone."""
+        """Nothing says that a sender of posts is still there but its posts, so one that stopped is taken to be gone.
+
+        What its replica said of itself counts again: its own publisher is followed, or its content is guessed. The
+        stream stays, to tell repeats from news if the sender comes back.
+        """
         now_s = self._clock()
         for name, posted in self._intake.streams.items():
             stream = posted.stream
@@ -410,6 +421,9 @@ class EventSources:
                 log.warning("%s has posted nothing for %g s: what it said is forgotten", name, self._forget_after_s)
                 stream.sequence.connected = False
                 stream.lose_history()
+                row = None if name == STORE_NAME else self._row(name)
+                if row in self._found:
+                    self._follow(row, self._found[row])
 
     def _warn_of_the_missing(self) -> None:
         guessed = {self._names[row] for row in self._guessed}  # they were warned of by then

@@ -14,6 +14,7 @@ import zmq.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from router import sources
 from router.directory import Directory
 from router.errors import ConfigError
 from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
@@ -475,6 +476,54 @@ async def test_a_sender_that_has_stopped_is_not_believed_for_ever(source: str) -
         assert sum(found.directory.stats().blocks.values()) == 0
         answer = (await found.sources.pushed(a_push(source), "application/json"))[1]
         assert (answer["duplicates"], answer["state"]) == (1, "degraded"), "a late repeat brings nothing back"
+
+
+async def test_a_replica_whose_sender_is_gone_is_guessed_again_until_the_sender_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "ASK_AGAIN_S", 0.01)
+    now = Now()
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url)), clock=now, grace_s=0.01) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        await found.sources.pushed(a_push("a"), "application/json")
+        assert (found.sources.is_guessed(0), found.credit(P)) == (False, [256])
+        now.s += 11.0
+        await until(lambda: found.sources.is_guessed(0))
+        assert found.credit(P) == [0]
+        found.directory.sent(0, chain_of(Q), now.s)
+        assert found.credit(Q) == [256]
+        found.sources.restarted(0, since_s=0.0)
+        assert found.credit(Q) == [0], "it is the guess that a restart empties, whatever its stream said before"
+        found.directory.sent(0, chain_of(Q), now.s)
+        again = (await found.sources.pushed(a_push("a"), "application/json"))[1]
+        assert (again["duplicates"], again["state"]) == (1, "degraded")
+        assert (found.sources.is_guessed(0), found.credit(P), found.credit(Q)) == (False, [0], [0])
+        await found.sources.pushed(a_push("a", seq=2, tokens=Q), "application/json")
+        assert found.credit(Q) == [256]
+
+
+async def test_a_replica_whose_sender_is_gone_is_followed_where_it_publishes_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "ASK_AGAIN_S", 0.01)
+    now, named = Now(), dict[str, Any]()
+    async with (
+        Publisher() as engine,
+        an_endpoint(named) as url,
+        following(a_fleet(a_replica("a", url=url)), clock=now, grace_s=0.01) as found,
+    ):
+        await until(lambda: found.sources.is_guessed(0))
+        await found.sources.pushed(a_push("a"), "application/json")
+        named["0"] = {"publisher": "zmq", "endpoint": engine.events, "replay_endpoint": None, "topic": ""}
+        await until(lambda: bool(found.sources._found))
+        assert (found.credit(P), found.sources.subscribers) == ([256], {}), "one publisher is heard, the sender"
+        now.s += 11.0
+        await until(lambda: "a" in found.sources.subscribers)
+        assert found.credit(P) == [0]
+        await engine.subscribed()
+        await engine.publish(0, payload(stored_map(Q, 9001)))
+        await until(lambda: found.credit(Q) == [256])
+        assert (await found.sources.pushed(a_push("a"), "application/json"))[0] == 409
 
 
 async def test_a_push_that_cannot_be_taken_says_why_and_changes_nothing() -> None:
