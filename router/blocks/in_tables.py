@@ -9,7 +9,7 @@ Blind to  nothing `in_dicts.py` sees
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 
 import numpy as np
@@ -70,6 +70,12 @@ class InTables:
         positions = self._table.find_many(as_hashes(keys) ^ np.uint64(claims.salt))
         blocks = self._blocks_at(positions).tolist()
         return {key: blocks[number] for number, key in enumerate(keys) if positions[number] >= 0}
+
+    def adapters_of(self, claims: Claims, keys: Iterable[int]) -> dict[int, int]:
+        """Adapter numbers of those keys that are held under one."""
+        adapters = self._table.views[_ADAPTER]
+        places = ((key, self._table.find(key ^ claims.salt)) for key in keys)
+        return {key: adapters[position] for key, position in places if position >= 0 and adapters[position]}
 
     def age_s(self, claims: Claims, key: int, block: int, now_s: float) -> float:
         """Seconds since the block was stored or used, >= 0; NaN when the key does not stand for this block."""
