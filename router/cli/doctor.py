@@ -17,6 +17,7 @@ from rich.console import Console
 
 from router.doctor.ask import Asker
 from router.doctor.examine import Plan, Server, examine
+from router.doctor.facts import Facts, as_one_fleet
 from router.doctor.judge import findings_of
 from router.doctor.show import Report, as_json, print_reports
 from router.doctor.tokenizing import local_tokenizer
@@ -137,13 +138,13 @@ async def examine_all(
     places = asyncio.Semaphore(_TOGETHER)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
 
-        async def one(server: Server) -> Report:
+        async def one(server: Server) -> Facts:
             asker = Asker(session, server.url, timeout_s=timeout_s, has_key=key is not None)
             async with places:
-                facts = await examine(asker, server, plan, rng)
-            return Report(facts, findings_of(facts))
+                return await examine(asker, server, plan, rng)
 
-        return list(await asyncio.gather(*map(one, servers)))
+        together = as_one_fleet(await asyncio.gather(*map(one, servers)))
+    return [Report(facts, findings_of(facts)) for facts in together]
 
 
 def _key_in(variable: str | None) -> str | None:

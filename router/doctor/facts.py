@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from router.signals.load import Load
@@ -109,6 +110,7 @@ class Facts:
     models : base models and adapters it names; adapters : adapter -> base model
     block_tokens : tokens in a block, and where that was said; the router itself reads /metrics only
     configured_tokens : tokens in a block of the router, as the fleet file says; None where it does not
+    fleet_sizes : tokens in a block that the servers of one router say on /metrics, in their order, this one included
     caching : whether prefix caching is on
     sources_route : route that named event sources; None when none did and `sources` were given or are missing
     switched_off : the engine answered that it publishes nothing
@@ -126,6 +128,7 @@ class Facts:
     block_tokens: int | None = None
     block_tokens_from: Literal["/metrics", "/server_info"] | None = None
     configured_tokens: int | None = None
+    fleet_sizes: tuple[int, ...] = ()
     blocks: int | None = None
     capacity_tokens: int | None = None
     caching: bool | None = None
@@ -138,9 +141,14 @@ class Facts:
 
     @property
     def router_tokens(self) -> int:
-        """Tokens in a block of the router in front of it."""
-        said = self.block_tokens if self.block_tokens_from == "/metrics" else None
-        return self.configured_tokens or said or DEFAULT_BLOCK_TOKENS
+        """Tokens in a block of the router in front of it, which takes the first size that is said."""
+        first = self.fleet_sizes[0] if self.fleet_sizes else self.said_tokens
+        return self.configured_tokens or first or DEFAULT_BLOCK_TOKENS
+
+    @property
+    def said_tokens(self) -> int | None:
+        """Tokens in a block, where the router reads it too."""
+        return self.block_tokens if self.block_tokens_from == "/metrics" else None
 
     @property
     def release(self) -> Version | None:
@@ -151,3 +159,9 @@ class Facts:
     def is_before(self, *version: int) -> bool:
         """Whether it is known to be older than that release."""
         return self.release is not None and self.release < version
+
+
+def as_one_fleet(servers: Sequence[Facts]) -> list[Facts]:
+    """The same, each knowing what block sizes all of them say: one router stands in front of them."""
+    sizes = tuple(facts.said_tokens for facts in servers if facts.said_tokens is not None)
+    return [replace(facts, fleet_sizes=sizes) for facts in servers]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from math import gcd
 
 from router.doctor import flags
 from router.doctor.facts import Engine, Facts, ProbeFacts, SourceFacts
@@ -100,16 +101,21 @@ def _blocks(facts: Facts) -> Iterator[Finding]:
         capacity = f"{facts.capacity_tokens:,} tokens of KV"
     yield Finding(Level.FINE, "blocks", f"{facts.block_tokens} tokens{count}; {capacity}")
     if not sizes_fit(taken, facts.block_tokens):
-        why = "/metrics does not say the block size, so the router would take"
-        if facts.configured_tokens:
-            why = "The fleet file says block_tokens:"
-        sentence = (
-            f"{why} {taken}: blocks of {facts.block_tokens} tokens are no whole number of those, nor they of them."
-        )
-        yield Finding(Level.PROBLEM, "blocks", sentence, f"block_tokens: {facts.block_tokens} in a fleet file")
+        yield _misfit(taken, facts.block_tokens, facts)
     if facts.caching is False:
         sentence = "Prefix caching is off: it keeps nothing to be reused, and says nothing."
         yield Finding(Level.PROBLEM, "caching", sentence, flags.of(flags.CACHING, facts.engine))
+
+
+def _misfit(taken: int, engine: int, facts: Facts) -> Finding:
+    """The router's blocks of `taken` tokens and the engine's cannot be matched: why, and which size could be."""
+    why, fitting = "/metrics does not say the block size, so the router would take", engine
+    if facts.configured_tokens:
+        why = "The fleet file says block_tokens:"
+    elif facts.fleet_sizes:
+        why, fitting = "The router takes the size the first server says,", gcd(engine, *facts.fleet_sizes)
+    sentence = f"{why} {taken}: blocks of {engine} tokens are no whole number of those, nor they of them."
+    return Finding(Level.PROBLEM, "blocks", sentence, f"block_tokens: {fitting} in a fleet file")
 
 
 # Events

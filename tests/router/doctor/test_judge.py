@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from router.doctor.facts import Facts, LoadFacts, ProbeFacts, SourceFacts, TokenFacts
+from router.doctor.facts import Facts, LoadFacts, ProbeFacts, SourceFacts, TokenFacts, as_one_fleet
 from router.doctor.judge import Finding, Level, findings_of, works
 from router.doctor.probe import unmatched
 from router.signals.claims import Applied
@@ -213,6 +213,40 @@ def test_block_sizes_fit_where_one_is_a_whole_number_of_the_other(
     assert unlike(facts) == []
     unsaid = replace(facts, block_tokens=None, block_tokens_from=None)
     assert f"the router takes {configured or 16} tokens" in the_note(unsaid).sentence
+
+
+def judged_together(*sizes: int | None, configured: int | None = None) -> list[list[Finding]]:
+    """What is not fine about servers in front of which one router stands; None for one that says no size."""
+    said: list[Literal["/metrics"] | None] = ["/metrics" if size else None for size in sizes]
+    servers = [
+        replace(GOOD, block_tokens=size, block_tokens_from=where, configured_tokens=configured)
+        for size, where in zip(sizes, said, strict=True)
+    ]
+    return [unlike(facts) for facts in as_one_fleet(servers)]
+
+
+def test_a_server_whose_blocks_do_not_fit_the_size_the_first_one_says_is_a_problem() -> None:
+    first, second, third = judged_together(16, 24, 64)
+    assert first == third == []
+    (finding,) = second
+    assert finding.level is Level.PROBLEM
+    assert "the first server says, 16: blocks of 24 tokens" in finding.sentence
+    assert finding.fix == "block_tokens: 8 in a fleet file"
+    assert judged_together(16, 24, 64, configured=8) == [[], [], []], "the cure is one"
+
+
+def test_the_first_size_that_is_said_counts_for_servers_that_say_none() -> None:
+    unsaid, said = judged_together(None, 64)
+    assert "the router takes 64 tokens" in unsaid[0].sentence
+    assert said == []
+    by_server_info = replace(GOOD, block_tokens=24, block_tokens_from="/server_info")
+    _, other = as_one_fleet([replace(GOOD, block_tokens=64), by_server_info])
+    assert "the first server says, 64: blocks of 24 tokens" in the_problem(other).sentence
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (16, 64), (64, 16), (16, 1)])
+def test_servers_whose_blocks_fit_one_another_have_no_problem(sizes: tuple[int, int]) -> None:
+    assert judged_together(*sizes) == [[], []]
 
 
 def two_ranks(**probed: Any) -> Facts:
