@@ -29,6 +29,7 @@ _PLACES = 8  # keys in a bucket
 _LOAD = 4.0  # keys per bucket on average: at 5 twice as many do not fit their bucket, at 3 a third more memory
 _SPLIT = 64  # buckets split together, or as many as there are
 _FIRST_BUCKETS = 8
+_AT_ONCE = 1 << 14  # keys looked up together: their buckets fit a processor's cache, and memory is used again
 
 
 class BlockTable:
@@ -108,6 +109,9 @@ class BlockTable:
 
     def find_many(self, keys: UInt64s) -> Positions:
         """Positions of `keys`, -1 where absent."""
+        if len(keys) > _AT_ONCE:
+            parts = [self.find_many(keys[at : at + _AT_ONCE]) for at in range(0, len(keys), _AT_ONCE)]
+            return np.concatenate(parts)
         keys = _without_zero(keys)
         bucket = self._buckets_of(keys)
         # One byte for each place, so one word for each bucket: 256 ** place where the key is, 0 where it is not.
