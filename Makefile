@@ -29,7 +29,7 @@ slice: $(READY)  ## cut the demo's traffic anew: make slice TRACE=conversation_t
 	  --out loadtest/demo/traffic.jsonl.gz
 
 bench-proxy: $(READY)  ## what a request costs here, in nginx and in the Rust routers: PEERS=folder installs those
-	$(BIN)/python -m loadtest.bench_proxy --out bench-proxy.json $(if $(PEERS),--peers-venv $(PEERS))
+	$(BIN)/python -m loadtest.bench_proxy --out runs/bench-proxy.json $(if $(PEERS),--peers-venv $(PEERS))
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

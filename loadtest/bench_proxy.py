@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -252,6 +253,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.peers_venv is not None:
         install_peers(args.peers_venv)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # inherited; a proxy holds two sockets for each stream
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {args.core} or {args.core})
     with tempfile.TemporaryDirectory(prefix="bench-proxy-") as name, stubs(min(os.sched_getaffinity(0))) as replicas:
         setting = Setting(Path(name), replicas, args.peers_venv, args.core)
@@ -260,6 +263,7 @@ def main() -> int:
             uvloop.run(run(bench, args.parts, args.soak_s))
         finally:
             if args.out is not None:
+                args.out.parent.mkdir(parents=True, exist_ok=True)
                 args.out.write_text(json.dumps([row.as_values() for row in bench.rows], indent=0))
     print(table(bench.rows))
     wrong = failures(bench.rows)

@@ -11,7 +11,7 @@ import random
 
 from loadtest.proxy_bench.load import request_of
 
-SMALL, MEDIUM, LARGE, HUGE = 64, 32 * 1024, 256 * 1024, 1024 * 1024
+SMALL, MEDIUM, LARGE, HUGE = 64, 32_000, 256_000, 1_000_000
 VARIANTS, FAMILY = 48, 4
 _SYLLABLES = [consonant + vowel for consonant in "bdfghklmnprstw" for vowel in "aeiou"]
 

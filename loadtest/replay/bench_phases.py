@@ -189,7 +189,7 @@ def table(spent_s: dict[str, float], answered: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, help="of a prompt, bytes (default: 64, 32 k and 256 k)")
+    parser.add_argument("--length", type=int, help="of a prompt, bytes (default: 64, 32,000 and 256,000)")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--core", type=int, default=1, help="of the gateway; engines and clients get the others")
     parser.add_argument("--send-to", type=int, help=argparse.SUPPRESS)
