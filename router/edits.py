@@ -16,6 +16,7 @@ from router.actions import Refuse
 from router.http.contract import PromptReader, Read, Rewritten
 from router.http.head import RequestHead
 from router.http.splice import Edit, edits_now, edits_of, spliced
+from router.prompts.scan import in_slices
 
 SCANS_AT_ONCE = 4
 _AT_ONCE_BYTES = 256 * 1024
@@ -61,19 +62,9 @@ class BodyEdits:
 
     async def _read_large(self, head: RequestHead, body: bytes, asks_usage: bool) -> Read:
         async with self._scanning:
-            edits = await self._edits_of(body, asks_usage)
+            edits = await in_slices(edits_of(body, aliases=self._aliases, asks_usage=asks_usage))
         read = self._read_edited(head, body, edits) if edits else self._read(head, body)
         return await read if isinstance(read, asyncio.Future) else read
-
-    async def _edits_of(self, body: bytes, asks_usage: bool) -> dict[str, Edit]:
-        scan = edits_of(body, aliases=self._aliases, asks_usage=asks_usage)
-        while True:
-            try:
-                next(scan)
-            except StopIteration as done:
-                edits: dict[str, Edit] = done.value
-                return edits
-            await asyncio.sleep(0)
 
     def _beside(self, read: Coroutine[object, object, Read]) -> asyncio.Task[Read]:
         task = asyncio.get_running_loop().create_task(read, name="body")

@@ -21,7 +21,7 @@ from router.prompts.agreement import Agreement, State
 from router.prompts.body import Body, ids_at_top, ids_given, salt_of
 from router.prompts.forms import asked_of, text_parts
 from router.prompts.reader import LARGEST_WALK, Head, PromptReader, Question, bad_prompt, ids_in_sample, not_json
-from router.prompts.scan import Span, Spans, body_at, left_out, spans_of
+from router.prompts.scan import Span, body_at, in_slices, left_out, spans_of
 from router.routes import Route, classify
 from router.tokenizing.asked import Asked, Form, NoTokens, TokenSource, Unread, Wanted
 from router.tokenizing.workers import LARGE_BYTES, BadIds, Workers
@@ -260,14 +260,3 @@ def may_forward(fields: Body, asked: Asked) -> bool:
     return (
         asked.form is Form.TEXT and asked.prompt.startswith(b'"') and not fields.echo and len(fields.raw("prompt")) > 0
     )
-
-
-async def in_slices(scan: Spans) -> dict[str, Span]:
-    """What a scan returns; others get the loop after each of its slices."""
-    while True:
-        try:
-            next(scan)
-        except StopIteration as done:
-            spans: dict[str, Span] = done.value
-            return spans
-        await asyncio.sleep(0)

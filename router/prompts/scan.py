@@ -9,8 +9,10 @@ Blind to  errors inside a value: the engine finds those
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Generator
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +31,7 @@ _BOM = b"\xef\xbb\xbf"
 
 Span = tuple[int, int]  # first byte of a value, and the one after its last
 Spans = Generator[None, None, dict[str, Span]]
+Found = TypeVar("Found")
 
 _anything = msgspec.json.Decoder()
 
@@ -188,3 +191,14 @@ class _Scan:
             depth += 1 if mark[0] in b"[{" else -1
             if depth == 0:
                 return
+
+
+async def in_slices(scan: Generator[None, None, Found]) -> Found:
+    """What a scan returns; others get the loop after each of its slices."""
+    while True:
+        try:
+            next(scan)
+        except StopIteration as done:
+            found: Found = done.value
+            return found
+        await asyncio.sleep(0)
