@@ -14,6 +14,7 @@ from router.http.tls import TlsConfig, UpstreamTlsConfig
 from router.safe_urls import SafeAddresses
 
 Section = TypeVar("Section", bound=msgspec.Struct)
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -55,6 +56,12 @@ class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Section `receipts`: where every decision is written down, as JSON lines. No path: nowhere."""
 
     path: str | None = None
+    # of requests whose receipt names every candidate, as all do that failed, were late, overridden or asked about
+    share: Share = 1.0
+    others: Literal["best", "none"] = "best"  # what the rest leave: the chosen and the best four, or no line
+    max_mib: Count = 256  # of one file; then it becomes FILE.1, and FILE.1 becomes FILE.2
+    keep: Annotated[int, msgspec.Meta(ge=0)] = 4  # files kept beside the one that is written
+    most_waiting: Count = 8192  # for the disk; more are dropped and counted
 
 
 class StateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

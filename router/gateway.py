@@ -296,13 +296,20 @@ class Gateway:
         await self._traffic.stop(self._config.drain_s)
 
     def _open_receipts(self) -> None:
-        path = self._config.receipts.path
-        if path is None:
+        settings = self._config.receipts
+        if settings.path is None:
             return
         try:
-            self._writer = ReceiptWriter(Path(path))
+            self._writer = ReceiptWriter(
+                Path(settings.path),
+                share=settings.share,
+                others=settings.others,
+                capacity=settings.most_waiting,
+                max_bytes=settings.max_mib << 20,
+                keep=settings.keep,
+            )
         except OSError as exc:
-            raise ConfigError(f"receipts cannot be written to {path}: {exc.strerror}") from exc
+            raise ConfigError(f"receipts cannot be written to {settings.path}: {exc.strerror}") from exc
         self._closers.append(self._close_receipts)
 
     async def _close_receipts(self) -> None:

@@ -134,6 +134,7 @@ class Views:
             "other_tiers": self._beside.report(),
             "prompts": self._prompts.report().as_values(),
             "client_keys": None if self._keys is None else self._keys.report(),
+            "receipts": None if self._writer is None else self._writer.report(),
         }
 
     def _event_totals(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import router
 from router.beside_events import check_other_tiers
-from router.config import PolicyConfig, ReceiptConfig, RouterConfig, fleet_of, load_config
+from router.config import PolicyConfig, RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
 from router.fleet import Fleet
 from router.gateway import Gateway, admin_key
@@ -85,7 +85,7 @@ def config_of(args: argparse.Namespace) -> RouterConfig:
     if args.policy is not None and args.policy != config.policy.name:
         changes["policy"] = PolicyConfig(name=args.policy)
     if args.receipts is not None:
-        changes["receipts"] = ReceiptConfig(path=args.receipts)
+        changes["receipts"] = msgspec.structs.replace(config.receipts, path=args.receipts)
     for flag, number in (("--port", args.port), ("--admin-port", args.admin_port)):
         if number is not None and not 0 <= number <= 65535:
             raise ConfigError(f"{flag} must be from 0 to 65535")

@@ -1,28 +1,20 @@
-"""Receipts: everything that went into one decision, and later what really happened. One JSON line each.
+"""What a receipt says: everything that went into one decision, and later what really happened. One JSON line each.
 
-A receipt holds no prompt text and no credentials. Writing never delays a request: a bounded queue feeds one
-thread, and what does not fit, or cannot be written, is dropped and counted.
+Valid     schema 1. A receipt holds no prompt text and no credentials; what is derived from a prompt (`marks`) or names
+          a client's session (`unit`) is hashed with a key that only the writing process has
 """
 
 from __future__ import annotations
-
-import logging
-import queue
-import threading
-from pathlib import Path
-from typing import IO
 
 import msgspec
 
 SCHEMA = 1  # raised when a field changes its meaning or leaves; new fields alone do not raise it
 
-log = logging.getLogger(__name__)
-
 
 class Candidate(msgspec.Struct):
     """One (replica, path) that was possible. Seconds from the choice; tokens of the prompt.
 
-    Fields from `first_token_p90_s` to `discipline` are worked out for the chosen candidate alone.
+    `evidence` to `discipline` are worked out for the chosen candidate, and for all of a receipt that names them all.
     """
 
     replica: str
@@ -45,6 +37,15 @@ class Candidate(msgspec.Struct):
     evidence: str | None = None  # what the hit probability rests on; None where nothing is reused
     discipline: str | None = None  # what the replica is believed to do about the fetch; None without one
     approximate: bool = False  # what is reused is a guess from what was sent there, or written, for want of events
+    ready_s: float | None = None  # earliest start the fetch allows; first_token_s is max(queue_s, ready_s) + compute_s
+
+
+class Shadow(msgspec.Struct):
+    """What another rule would have taken for the same request, at the same moment, had it been asked."""
+
+    arm: str
+    replica: str
+    path: str
 
 
 class Receipt(msgspec.Struct, kw_only=True):
@@ -63,6 +64,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     edited: tuple[str, ...] = ()  # fields of the body that the router changed or added
     candidates: list[Candidate] = []
     chosen: int | None = None  # index into candidates
+    possible: int | None = None  # how many candidates there were; more than are named: only the chosen and the best are
     reason: str | None = None
     probability: float | None = None
     placed_s: float | None = None  # when the last choice was made; what its candidates expect counts from here
@@ -78,11 +80,33 @@ class Receipt(msgspec.Struct, kw_only=True):
     ended_s: float | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None  # as the engine reported
+    arm: str | None = None  # of the experiment it was part of
+    unit: str | None = None  # hash of what it was assigned by: requests of one session share it
+    override: bool = False  # the client asked for the policy
+    explained: bool = False  # the client asked why
+    shadows: list[Shadow] = []
+    deadline_s: float | None = None  # of the first token, from arrival, as the client asked
+    late: bool | None = None  # its first token came after that, or after the p99 expected of it; None: nobody saw it
+    regret_s: float | None = None  # first token, from the choice, less what was expected of the best other candidate
+    marks: list[str] = []  # of its first 1, 2, 3, 4, 6, 8, 12, ... blocks and of all; the same for the same tokens
+    mark_tokens: int | None = None  # that all its blocks hold
 
     @property
     def choice(self) -> Candidate | None:
         """The chosen candidate; None when nothing was chosen."""
         return None if self.chosen is None else self.candidates[self.chosen]
+
+    @property
+    def names_all(self) -> bool:
+        """Whether all candidates that were possible are named."""
+        return bool(self.candidates) and len(self.candidates) == self.possible
+
+    @property
+    def waited_s(self) -> float | None:
+        """First token as the last choice forecast it: from that choice on. None where nobody saw it."""
+        if self.first_token_s is None or self.placed_s is None:
+            return None
+        return self.first_token_s - self.placed_s
 
     def summary(self) -> str:
         """The decision as one line of JSON, for the response header `x-tfirst-explain`."""
@@ -94,45 +118,3 @@ class Receipt(msgspec.Struct, kw_only=True):
                 "chosen": self.choice,
             }
         ).decode()
-
-
-class ReceiptWriter:
-    """Appends receipts to a file from one thread. `dropped` counts those that were lost, and why is logged once."""
-
-    def __init__(self, path: Path, capacity: int = 10_000) -> None:
-        """Open `path` for appending; `OSError` when that is not possible."""
-        self.dropped = 0
-        self._file: IO[bytes] = path.open("ab")
-        self._queue: queue.Queue[Receipt | None] = queue.Queue(capacity)
-        self._warned = False
-        self._thread = threading.Thread(target=self._write_all, name="receipts", daemon=True)
-        self._thread.start()
-
-    def write(self, receipt: Receipt) -> None:
-        """Hand over one finished receipt; it must not change afterwards."""
-        try:
-            self._queue.put_nowait(receipt)
-        except queue.Full:
-            self._drop("the disk is slower than the traffic")
-
-    def close(self) -> None:
-        """Write what is queued and close the file."""
-        self._queue.put(None)
-        self._thread.join()
-        self._file.close()
-
-    def _write_all(self) -> None:
-        encoder = msgspec.json.Encoder()
-        while (receipt := self._queue.get()) is not None:
-            try:
-                self._file.write(encoder.encode(receipt) + b"\n")
-                if self._queue.empty():
-                    self._file.flush()
-            except OSError as exc:
-                self._drop(str(exc))
-
-    def _drop(self, why: str) -> None:
-        self.dropped += 1
-        if not self._warned:
-            self._warned = True
-            log.warning("receipts are being dropped: %s", why)
