@@ -20,6 +20,7 @@ from estimators.hit_probability import HitProbability
 from estimators.mixture import spread_quantile_s, spread_quantiles_of_one_s
 from estimators.paths import COLUMN, PATHS, Path
 from estimators.price import queue_behind_s, running_decodes_s
+from estimators.routes import Held
 from estimators.spread import ResidualSpread
 from estimators.view import Column
 
@@ -86,6 +87,7 @@ class Estimates:
     around, prompt_tokens : of the request
     pace_scale, weights_s, usd_per_hour : of the replicas, see `FleetView`
     peers : replica each one reads from on path PEER, shape (rows,); None without peers
+    held : where the prompt's blocks are believed to be, as it was asked; None where nobody was
     scale, shift : of the logarithm of observed over expected first token, shape (rows,); see `spread.py`
     doubt : where those came from; None where nothing is learned
     """
@@ -115,6 +117,7 @@ class Estimates:
     scale: Column | float = 0.0
     shift: Column | float = 0.0
     doubt: Doubt | None = None
+    held: Held | None = None
 
     @property
     def usable_rows(self) -> npt.NDArray[np.bool_]:

@@ -166,6 +166,7 @@ class Estimator:
             scale=0.0 if doubt is None else doubt.spread.scale(now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
             doubt=doubt,
+            held=held,
         )
 
     def work_s(self, row: int, new_tokens: float, cached_tokens: float, view: FleetView) -> tuple[float, float]:

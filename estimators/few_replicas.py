@@ -137,6 +137,7 @@ class FewReplicas:
             scale=0.0 if doubt is None else doubt.spread.scale(now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
             doubt=doubt,
+            held=held,
         )
 
     def _numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> npt.NDArray[np.float64]:

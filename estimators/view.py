@@ -61,10 +61,12 @@ class FleetView:
         capacity_tokens : context its KV memory holds; NaN unknown
         usd_per_hour : price of all its cards; NaN unknown
         chosen_share : routed experts one token passes over all there are, of the model; 1 without experts
+    now_s : moment of the decision it is lent for, or of the event a rule is told of
     What it is doing, from the router's own bookings
         up (bool) : answers its probes, so that others may read from it
         ready (bool) : may be chosen for the request being decided
         booked (int64) : requests chosen for it and not yet ended
+        prefill_tokens : prompt tokens it was to compute for those whose prefill is not known to be over, all of them
         head_ends_s : when the prefill now in service should end, absolute; -inf when none is
         head_compute_s : length of that prefill
         head_tokens : its prompt
@@ -112,7 +114,9 @@ class FleetView:
 
         self.up = np.ones(rows, dtype=np.bool_)
         self.ready = np.zeros(rows, dtype=np.bool_)
+        self.now_s = 0.0
         self.booked = np.zeros(rows, dtype=np.int64)
+        self.prefill_tokens = np.zeros(rows)
         self.head_ends_s = column["head_ends_s"]
         self.head_ends_s[:] = -np.inf
         self.head_compute_s = column["head_compute_s"]

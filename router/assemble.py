@@ -24,7 +24,7 @@ from estimators.routes import Routes
 from estimators.shape_costs import costs_of
 from estimators.spread import ResidualSpread
 from estimators.view import FleetView
-from policies.least_request import LeastRequest
+from policies.by_load.least_request import LeastRequest
 from router.config import RouterConfig
 from router.directory import Directory
 from router.dispatch import Dispatcher, Replica

@@ -19,7 +19,7 @@ from estimators.paths import COLUMN, Path
 from estimators.prefetch import Hold
 from estimators.request import RequestFacts
 from estimators.view import FleetView
-from policies.base import Choice, Policy
+from policies.base import Choice, Policy, Refused
 from router.actions import Action, Cause, Ended, Outcome, Refuse, Send
 from router.beliefs import Belief, belief_of, tell
 from router.bookings import Booking, Ledger
@@ -29,6 +29,7 @@ from router.notes import Notes
 from router.prompts import CharactersPerToken
 from router.receipts import Candidate, Receipt
 from router.standing import Standing, rested, serving
+from router.telling import telling
 
 RETRY_AFTER_S = 1
 MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
@@ -96,7 +97,7 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
         self._every_candidate = every_candidate
-        self._ledger = Ledger(view, estimator.costs.read_tokens)
+        self._ledger = Ledger(view, estimator.costs.read_tokens, telling(policy))
         self.learning = Learning(
             view,
             estimator,
@@ -295,6 +296,8 @@ class Dispatcher:
             return self._refuse(receipt, self._nobody(request), arrived_at_s, now_s)
         try:
             return self._decide(request, receipt, rows, len(able), arrived_at_s, tried, now_s)
+        except Refused as exc:
+            return self._refuse(receipt, Refuse(429, "TooManyRequests", str(exc)), arrived_at_s, now_s)
         except Exception:
             receipt.cause = "internal"
             self._end_receipt(receipt, Outcome.FAILED, arrived_at_s, now_s)
@@ -332,6 +335,7 @@ class Dispatcher:
         view = self.view
         view.ready[:] = False
         view.ready[rows] = True
+        view.now_s = now_s
         self.due(now_s)
         around = self.learning.surroundings(request, replicas, now_s)
         held = self._holdings.held(request.chain, now_s)

@@ -19,6 +19,7 @@ from estimators.paths import COLUMN, Path
 from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.base import Choice, Policy
+from policies.watcher import Watcher
 from router.actions import Action, Ended, Send
 from router.bookings import Booking, Forecast
 from router.dispatch import Dispatcher, Placement
@@ -41,8 +42,8 @@ _UNKNOWN = Forecast(
 
 
 def reads_estimates(policy: Policy) -> bool:
-    """Whether a rule reads estimates; one that does not say is taken to."""
-    return bool(getattr(policy, "reads_estimates", True))
+    """Whether a rule reads estimates or bookings; one that does not say is taken to, and so is one that watches."""
+    return isinstance(policy, Watcher) or bool(getattr(policy, "reads_estimates", True))
 
 
 class PlainDispatcher(Dispatcher):
@@ -52,6 +53,7 @@ class PlainDispatcher(Dispatcher):
         super().__init__(**parts)
         assert not reads_estimates(self._policy), "a rule that reads estimates needs them"
         self.view.waiting[:] = nan  # work that is booked is not known, so nobody is shown a zero
+        self.view.prefill_tokens[:] = nan
         self._nothing = nothing_estimated(self.view)
         self._may_run = self._nothing.usable_rows  # the same memory
 

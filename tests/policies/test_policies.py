@@ -11,10 +11,10 @@ from estimators.paths import Path
 from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.base import Choice, Policy, Reason, pick_smallest
-from policies.least_request import LeastRequest
+from policies.by_load.least_request import LeastRequest
 from policies.objectives import EndToEnd, FirstToken
-from policies.prefix_hash import PrefixHash
-from policies.round_robin import RoundRobin
+from policies.by_cache.prefix_hash import PrefixHash
+from policies.by_load.round_robin import RoundRobin
 from tests.builders import a_fleet, a_request, an_estimator, estimate, held, quiet
 
 

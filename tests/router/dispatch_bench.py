@@ -13,7 +13,7 @@ from estimators.prefetch import PrefetchSpace
 from estimators.routes import Held
 from estimators.shapes import QWEN3_8B
 from policies.base import Choice, Reason
-from policies.least_request import LeastRequest
+from policies.by_load.least_request import LeastRequest
 from router.actions import Action, Ended, Refuse, Send
 from router.bookings import Booking
 from router.dispatch import Dispatcher, Placement, Replica
