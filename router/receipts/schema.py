@@ -81,6 +81,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     output_tokens: int | None = None
     cached_tokens: int | None = None  # as the engine reported
     arm: str | None = None  # of the experiment it was part of
+    arm_share: float | None = None  # of all units that this arm was meant to get
     unit: str | None = None  # hash of what it was assigned by: requests of one session share it
     override: bool = False  # the client asked for the policy
     explained: bool = False  # the client asked why
@@ -88,6 +89,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     deadline_s: float | None = None  # of the first token, from arrival, as the client asked
     late: bool | None = None  # its first token came after that, or after the p99 expected of it; None: nobody saw it
     regret_s: float | None = None  # first token, from the choice, less what was expected of the best other candidate
+    sampled: bool = True  # it would have left a line whatever became of it; only such lines stand for all requests
     marks: list[str] = []  # of its first 1, 2, 3, 4, 6, 8, 12, ... blocks and of all; the same for the same tokens
     mark_tokens: int | None = None  # that all its blocks hold
 

@@ -123,7 +123,10 @@ class ReceiptWriter:
         self._file.close()
 
     def _is_full(self, receipt: Receipt) -> bool:
-        return is_notable(receipt) or xxhash.xxh32_intdigest(receipt.request_id.encode()) < self._below
+        return is_notable(receipt) or self._is_sampled(receipt)
+
+    def _is_sampled(self, receipt: Receipt) -> bool:
+        return xxhash.xxh32_intdigest(receipt.request_id.encode()) < self._below
 
     # The thread
 
@@ -157,6 +160,7 @@ class ReceiptWriter:
         try:
             if finished.detail is not None:
                 finished.detail.complete(receipt, best=None if self._is_full(receipt) else BEST)
+            receipt.sampled = self._others == "best" or self._is_sampled(receipt)
             receipt.marks = [self._masked(mark.to_bytes(8, "little", signed=mark < 0)) for mark in finished.marks]
             receipt.unit = None if finished.unit is None else self._masked(finished.unit.encode())
             return self._encoder.encode(receipt) + b"\n"

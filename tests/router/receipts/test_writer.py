@@ -100,6 +100,16 @@ def test_which_requests_are_sampled_is_the_same_for_every_router(tmp_path: Path)
     assert 5 < len(names[0]) < 80
 
 
+def test_a_line_says_whether_it_stands_for_all_requests_or_is_there_for_what_became_of_it(tmp_path: Path) -> None:
+    receipts = [a_receipt(index, outcome="failed" if index % 2 else "ok") for index in range(400)]
+    lines = written(tmp_path / "r.jsonl", *receipts, share=0.2, others="none")
+    assert all(line["sampled"] for line in lines if line["outcome"] == "ok")
+    failed = [line["sampled"] for line in lines if line["outcome"] == "failed"]
+    assert len(failed) == 200
+    assert 15 < sum(failed) < 65
+    assert all(line["sampled"] for line in written(tmp_path / "s.jsonl", *map(a_receipt, range(9)), share=0.0))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
