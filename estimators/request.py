@@ -33,6 +33,8 @@ class RequestFacts:
     own_id : id the body gives the request, which its engine then uses; "" when it gives none
     continues : id of the stored response it goes on from; "" for none
     only : name of the one replica that can run it, because state it needs is there; "" when any can
+    policy : rule or arm its client asks to decide about it; "" when it does not
+    unit : what an experiment assigns it by, where that is a header; "" without it
     """
 
     request_id: str
@@ -56,3 +58,5 @@ class RequestFacts:
     own_id: str = ""
     continues: str = ""
     only: str = ""
+    policy: str = ""
+    unit: str = ""

@@ -25,6 +25,24 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     settings: dict[str, Any] = {}
 
 
+class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One arm of an experiment: its part of the units, relative to the others, and its rule."""
+
+    weight: Annotated[float, msgspec.Meta(ge=0)] = 1.0  # 0: gets none, but a trusted client can ask for it
+    policy: PolicyConfig = PolicyConfig()
+
+
+class ExperimentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `experiment`: arms that share the traffic, each with a rule of its own."""
+
+    arms: Annotated[dict[str, ArmConfig], msgspec.Meta(min_length=1)]
+    name: str = "experiment"  # another name deals the units anew
+    # session (x-session-id, session_id), client (name of its key) or header:NAME; requests without are dealt alone
+    assign_by: Annotated[str, msgspec.Meta(pattern=r"^(session|client|header:[!-9;-~]+)$")] = "session"
+    shadows: dict[str, PolicyConfig] = {}  # asked about every request, followed in none; receipts say what they took
+    trusted: list[str] = []  # clients (names of their keys) whose requests may name an arm or a rule: x-tfirst-policy
+
+
 class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `load`: how often each replica is asked for its load, and how long it may take."""
 
