@@ -8,6 +8,7 @@ Blind to  blocks that are evicted only in part: all a path reuses is there, or n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,6 +91,7 @@ class Estimates:
     held : where the prompt's blocks are believed to be, as it was asked; None where nobody was
     scale, shift : of the logarithm of observed over expected first token, shape (rows,); see `spread.py`
     doubt : where those came from; None where nothing is learned
+    put_off : works out `put_off_s`; None where nothing is fetched
     """
 
     possible: Mask
@@ -118,6 +120,7 @@ class Estimates:
     shift: Column | float = 0.0
     doubt: Doubt | None = None
     held: Held | None = None
+    put_off: Callable[[Estimates], Grid] | None = None
 
     @property
     def usable_rows(self) -> npt.NDArray[np.bool_]:
@@ -170,6 +173,11 @@ class Estimates:
             step_growth_s=self.pace_scale * self.step_growth_s,
             remaining_tokens=self.remaining_tokens,
         )
+
+    @cached_property
+    def put_off_s(self) -> Grid:
+        """How much later fetches under way on the same links would end, at most, seconds; see `links.py`."""
+        return np.zeros(self.possible.shape) if self.put_off is None else self.put_off(self)
 
     def quantiles_s(self, path: Path, row: int) -> tuple[list[float], list[float]]:
         """Quantiles of the first token at LEVELS of one candidate: as the mixture has them, and as issued.

@@ -103,7 +103,9 @@ class Estimator:
             held = replace(held, local_blocks=np.where(view.up, held.local_blocks, 0))
         peers = where.peers(held, now_s)
         if self._few is not None and discipline is Discipline.OVERLAPPED and self.space is None:
-            return self._few.estimate(request, held, peers, view, around, now_s)
+            few = self._few.estimate(request, held, peers, view, around, now_s)
+            few.put_off = self.put_off_s
+            return few
         paths, prompt = where.paths, float(max(request.prompt_tokens, 1))
         reused = where.reused_tokens(held, peers, block_tokens=request.block_tokens, prompt=prompt)
         near = beside(view, float(self.costs.read_tokens(around.mean_context_tokens)))
@@ -167,6 +169,7 @@ class Estimator:
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
             doubt=doubt,
             held=held,
+            put_off=self.put_off_s,
         )
 
     def work_s(self, row: int, new_tokens: float, cached_tokens: float, view: FleetView) -> tuple[float, float]:
@@ -197,6 +200,27 @@ class Estimator:
             if size > 0:
                 moved.append((stages, size))
         return moved
+
+    def put_off_s(self, estimates: Estimates) -> Grid:
+        """How much later fetches under way would end if each candidate's joined them, at most: (paths, rows).
+
+        Of store and peers; a replica's own tiers are read by nobody else.
+        """
+        late_s = np.zeros(estimates.possible.shape)
+        table, reused = self.routes.table, estimates.reused_tokens
+        if table.idle:
+            return late_s
+        own = reused[_DISK] if self._where.has_tiers else reused[_LOCAL]
+        for path, place, there in (
+            (_REMOTE, STORE, self._where.has_store),
+            (_PEER, PEER, estimates.peers is not None),
+        ):
+            if there:
+                stages = self._stages[place]
+                if place == PEER:
+                    stages = self._where.egress[estimates.peers][:, None]
+                late_s[path] = table.put_off_s(stages, self.costs.kv_bytes_between(own, np.maximum(own, reused[path])))
+        return late_s
 
     def fetch_alone(self, estimates: Estimates, path: Path, row: int, starts_s: float) -> tuple[float, float]:
         """F and its part before the first byte of one candidate's fetch if it started at `starts_s`, absolute."""

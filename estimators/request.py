@@ -32,6 +32,8 @@ class RequestFacts:
     client : name of the key that let the client in; "" when none is needed
     own_id : id the body gives the request, which its engine then uses; "" when it gives none
     continues : id of the stored response it goes on from; "" for none
+    deadline_s : of its first token, from its arrival, > 0; None: the client named none
+    pace_deadline_s : of each further output token, on average, > 0; None: the client named none
     only : name of the one replica that can run it, because state it needs is there; "" when any can
     policy : rule or arm its client asks to decide about it; "" when it does not
     unit : what an experiment assigns it by, where that is a header; "" without it
@@ -60,3 +62,5 @@ class RequestFacts:
     only: str = ""
     policy: str = ""
     unit: str = ""
+    deadline_s: float | None = None
+    pace_deadline_s: float | None = None
