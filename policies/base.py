@@ -30,6 +30,8 @@ class Reason(Enum):
     NO_PREFIX = "no_prefix"  # nobody had enough of the prompt
     BEST_SCORE = "best_score"
     LOWEST_ESTIMATE = "lowest_estimate"
+    BEST_EFFORT = "best_effort"  # nobody meets the deadlines; the best of the late ones
+    EXPLORED = "explored"  # by chance, to learn what would have happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,10 @@ class Choice:
 
 class Refused(Exception):
     """No replica is good enough for this request, by the rule's own limit; says which in one sentence."""
+
+
+class Wait(Refused):
+    """Nobody is good enough for it now, and it had better wait until somebody is; says who in one sentence."""
 
 
 class Policy(Protocol):
