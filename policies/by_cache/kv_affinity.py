@@ -3,7 +3,7 @@
 Reads    cached tokens per replica, requests booked per replica
 Ties     of equal prefixes go to the fewest requests, then to chance
 Blind to how long that queue is: whoever holds a prefix that all prompts share gets all of them. For comparison only
-Source   the mistake that section 5.3 of the textbook's text on caches warns of: follow the cache
+Source   AI Infra textbook, section 5.3, "KV affinity": where the KV is, by a global directory of it
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from policies.symbols import cached_tokens
 class KvAffinity:
     summary = "the longest cached prefix, whatever the queue there"
     reads = "cached tokens and requests booked per replica"
-    source = "AI Infra textbook, seed text 003, 5.3: always follow the cache"
+    source = "AI Infra textbook, section 5.3: KV affinity"
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng

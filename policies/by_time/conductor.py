@@ -26,15 +26,15 @@ FETCHES = (COLUMN[Path.REMOTE], COLUMN[Path.PEER])
 
 
 class Conductor:
-    """factor : >= 1, published 1.2; deadline_s : of the first token, > 0; infinite refuses nobody"""
+    """factor : >= 1, published 1.2; deadline_s : of the first token, > 0; None refuses nobody"""
 
     summary = "the smallest transfer + queue + prefill, fetching prefixes that are much longer elsewhere"
     reads = "estimated queue, fetch and prefill of every replica and path"
     source = "Mooncake, FAST 2025"
 
-    def __init__(self, rng: np.random.Generator, *, factor: float = 1.2, deadline_s: float = float("inf")) -> None:
+    def __init__(self, rng: np.random.Generator, *, factor: float = 1.2, deadline_s: float | None = None) -> None:
         require(1 <= factor < float("inf"), "factor", factor)
-        require(deadline_s > 0, "deadline_s", deadline_s)
+        require(deadline_s is None or deadline_s > 0, "deadline_s", deadline_s)
         self._rng = rng
         self._factor = factor
         self._deadline_s = deadline_s
@@ -43,7 +43,7 @@ class Conductor:
         first_token_s = estimates.queue_s + estimates.fetch_s + estimates.prefill_s
         first_token_s[~wanted(estimates, self._factor)] = np.inf
         soonest_s = first_token_s[estimates.possible].min()
-        if soonest_s > self._deadline_s:
+        if self._deadline_s is not None and soonest_s > self._deadline_s:
             raise Refused(f"no replica answers within {self._deadline_s:g} s; the soonest would take {soonest_s:.3g} s")
         return choose_candidate(first_token_s, estimates, self._rng)
 

@@ -116,6 +116,7 @@ def nothing_is_left(bench: Bench) -> bool:
     view = bench.view
     columns = (
         view.booked,
+        view.prefill_tokens,
         *view.waiting,
         view.head_compute_s,
         view.head_tokens,
