@@ -27,11 +27,12 @@ from estimators.view import FleetView
 from policies.least_request import LeastRequest
 from router.config import RouterConfig
 from router.directory import Directory
-from router.dispatch import Dispatcher, Replica
+from router.dispatch import Dispatcher
 from router.fleet import Fleet, LinkSpec, ReplicaSpec
 from router.holdings import DirectoryHoldings, Holdings
 from router.names import ModelNames
 from router.other_tiers import OtherTiers
+from router.placing import Replica
 from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
 from router.receipts import Receipt
@@ -111,6 +112,9 @@ def assemble(
         on_receipt=on_receipt,
         characters_per_token=characters_per_token,
         max_attempts=config.max_attempts,
+        admission=config.admission,
+        health=config.health,
+        retries=config.retries,
         calibration_spreads=[prior.spread for prior in priors],
         learn_disciplines=fleet.fetch.discipline is None and has_routes(fleet),
         epoch_s=epoch_s,

@@ -2,60 +2,53 @@
 
 Three shells can drive it: the gateway (wall clock), a replay (virtual clock), tests. Each `Send` is closed by exactly
 one of `finished`, `failed` and `cancelled`; only an overloaded answer that nobody can stand in for stays open after
-`failed`, because it is relayed to its end.
+`failed`, because it is relayed to its end. Each `Hold` is followed by one `Send` or `Refuse`, or given up by `left`.
+
+Whatever is told can make room for a request that waits, so the actions of any call can be those of others: they name
+their `Hold`, and come after the actions for the request the call is about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from estimators.estimates import Estimates, Estimator
-from estimators.links import Promise
+from estimators.estimates import Estimator
 from estimators.model_prior import KNOWN_SPREAD
-from estimators.paths import COLUMN, Path
-from estimators.prefetch import Hold
 from estimators.request import RequestFacts
-from estimators.routes import Held
 from estimators.view import FleetView
-from policies.base import Choice, Policy
-from router.actions import Action, Cause, Ended, Outcome, Refuse, Send
-from router.beliefs import Belief, belief_of, tell
-from router.bookings import Booking, Ledger
+from policies.base import Policy
+from router import load_reports, refusals
+from router.actions import Action, Cause, Ended, Hold, Outcome, Refuse, Send
+from router.admission import Admission, AdmissionConfig, whole_seconds
+from router.backlog import Ticket
+from router.bookings import Ledger
+from router.health import Health, HealthConfig, Trouble
 from router.holdings import Holdings
 from router.learning import Learning, PrefixCounters
-from router.notes import Notes
+from router.notes import write_candidates
+from router.placing import Expected, Placement, Placer, Replica
 from router.prompts import CharactersPerToken
-from router.receipts import Candidate, Receipt
-from router.standing import Standing, rested, serving
+from router.receipts import Receipt
+from router.retries import RetryBudget, RetryConfig
+from router.standing import Standing, fit, in_turn, next_change_s, serving
 
-RETRY_AFTER_S = 1
+OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
+_TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
+
+Where = tuple[str, frozenset[int]]  # model, and replicas that failed the request: who can take it
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """What the dispatcher needs to address a replica. base_url : http(s)://host:port"""
+class Waiting:
+    """The dispatcher's record behind one `Hold`."""
 
-    name: str
-    base_url: str
-
-
-@dataclass(slots=True, eq=False)
-class Placement:
-    """The dispatcher's record behind one `Send`."""
-
-    booking: Booking
+    hold: Hold
     receipt: Receipt
-    notes: Notes
+    where: Where
     arrived_at_s: float
-    tried: set[int]
-    promised: list[Promise]  # what its fetch has yet to bring over which links
-    room: Hold | None  # for it, where a replica has little
-    belief: Belief | None  # what it counts on finding
-    expected: int | None  # number under which its blocks are expected; None: it leaves none
-    computed: bool = False  # its prefill is over
 
 
 class Dispatcher:
@@ -80,6 +73,9 @@ class Dispatcher:
         on_receipt: Callable[[Receipt], None],
         characters_per_token: CharactersPerToken | None = None,
         max_attempts: int = 3,
+        admission: AdmissionConfig | None = None,
+        health: HealthConfig | None = None,
+        retries: RetryConfig | None = None,
         calibration_spreads: list[float] | None = None,
         learn_disciplines: bool = False,
         epoch_s: float = 0.0,
@@ -88,10 +84,6 @@ class Dispatcher:
         self.view = view
         self.replicas = replicas
         self.policy_name = policy_name
-        self._holdings = holdings
-        self._estimator = estimator
-        self._policy = policy
-        self._by_load = by_load
         self._on_receipt = on_receipt
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
@@ -104,13 +96,29 @@ class Dispatcher:
             calibration_spreads or [KNOWN_SPREAD] * view.rows,
             learn_disciplines=learn_disciplines,
         )
-        self._standing = [Standing() for _ in range(view.rows)]
+        self._placer = Placer(
+            replicas=replicas,
+            view=view,
+            holdings=holdings,
+            estimator=estimator,
+            policy=policy,
+            by_load=by_load,
+            learning=self.learning,
+            ledger=self._ledger,
+        )
+        health = health or HealthConfig()
+        self._standing = [Standing(Health(health)) for _ in range(view.rows)]
+        self._retries = RetryBudget(retries or RetryConfig())
+        self._admission = Admission(
+            admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
+        )
+        self._looked_at_s = -np.inf  # when it was last seen who of those that wait can go
         view.up[:] = False
 
     # Requests
 
     def arrived(self, request: RequestFacts, now_s: float) -> list[Action]:
-        """A whole request is here: place it or refuse it."""
+        """A whole request is here: place it, let it wait, or refuse it."""
         receipt = Receipt(
             request_id=request.request_id,
             arrived_at=self._epoch_s + now_s,
@@ -122,107 +130,136 @@ class Dispatcher:
             policy=self.policy_name,
         )
         if not any(standing.may_serve(request.model) for standing in self._standing):
-            return [self._refuse(receipt, self._unknown_model(request.model), now_s, now_s)]
+            return [self._refuse(receipt, refusals.unknown_model(request.model, self.models), now_s, now_s)]
+        others = self.due(now_s)
+        self._retries.request(now_s)
         if request.generates:
             self.learning.arrived(request, now_s)
-        return [self._place(request, receipt, now_s, set(), now_s)]
+        return [*self._enter(request, receipt, frozenset(), now_s, now_s), *others]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""
         placement = _placement(sent)
         placement.receipt.first_token_s = now_s - placement.arrived_at_s
-        self.learning.first_token(placement.booking, now_s)
-        self._computed(placement, now_s)
-        for promise in placement.promised:
-            self._estimator.routes.table.arrived(promise, now_s)
-        self._give_back(placement)
-        self._ledger.first_token(placement.booking, now_s)
-        return []
+        self._standing[sent.row].health.answered(placement.booking.placed_at_s, now_s)
+        self._placer.first_token(placement, now_s)
+        return self._let_go(now_s)
 
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
         """`sent` was answered completely, well or not."""
         placement = _placement(sent)
-        receipt = placement.receipt
+        receipt, health = placement.receipt, self._standing[sent.row].health
         receipt.status = ended.status
         receipt.output_tokens = ended.output_tokens
         receipt.cached_tokens = ended.cached_tokens
         if ended.stream_error or ended.status >= 500:
             if ended.status not in (503, 529):  # overload is no failure
-                self._standing[sent.row].failed(placement.booking.placed_at_s, now_s)
+                health.failed(Trouble.ERRORS, now_s)
             self._close(placement, Outcome.SERVER_ERROR, now_s)
         elif ended.status >= 300:
             self._close(placement, Outcome.CLIENT_ERROR, now_s)
         else:
-            self._standing[sent.row].failures = 0
+            health.answered(placement.booking.placed_at_s, now_s)
             try:
-                self.learning.answered(placement.booking, ended, now_s)
-                self._shown(placement, ended, now_s)
+                self._placer.answered(placement, ended, now_s)
             finally:  # whatever an engine reports, the request is over
                 self._close(placement, Outcome.OK, now_s)
-        return []
+        return self._let_go(now_s)
 
-    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
-        """`sent` came to nothing. Another `Send` is returned when nothing was relayed and somebody else can take it.
+    def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
+        """`sent` came to nothing. When nothing was relayed and somebody else can take it, it is placed anew.
 
-        An overloaded replica that nobody can stand in for keeps its own answer: an empty list, `sent` stays open, and
-        `finished` follows.
+        An overloaded replica that nobody can stand in for keeps its own answer: no action for this request, `sent`
+        stays open, and `finished` follows.
+
+        retry_after_s : what an overloaded replica asked for; None: it did not say
         """
         placement = _placement(sent)
-        receipt = placement.receipt
-        tried = placement.tried | {sent.row}
-        standing = self._standing[sent.row]
+        receipt, health = placement.receipt, self._standing[sent.row].health
         if cause is Cause.OVERLOADED:  # no failure, but others first for as long as such answers ask for
-            standing.overloaded(now_s, RETRY_AFTER_S)
+            health.overloaded(now_s, OVERLOADED_S if retry_after_s is None else retry_after_s)
         else:
-            standing.failed(placement.booking.placed_at_s, now_s)
-        may_retry = cause is not Cause.BROKEN and sent.attempt < self._max_attempts
-        if may_retry and rested(self._standing, serving(self._standing, sent.request.model), tried, now_s):
-            self._end_booking(placement, now_s)
+            health.failed(_TROUBLES.get(cause, Trouble.SILENT), now_s)
+        tried = placement.tried | {sent.row}
+        why_no_more = "" if cause is Cause.BROKEN else self._why_no_more(sent, tried, now_s)
+        if cause is not Cause.BROKEN and not why_no_more:
+            self._end_placement(placement, now_s)
             receipt.tried.append(sent.replica)
-            return [self._place(sent.request, receipt, placement.arrived_at_s, tried, now_s)]
+            again = self._enter(sent.request, receipt, tried, placement.arrived_at_s, now_s)
+            return [*again, *self._let_go(now_s)]
         if cause is Cause.OVERLOADED:
             return []
         receipt.tried.append(sent.replica)
         receipt.cause = cause.value
         self._close(placement, Outcome.FAILED, now_s)
         if cause is Cause.BROKEN:
-            return []
-        return [
-            Refuse(
-                502,
-                "BadGateway",
-                f"replica {sent.replica} failed before any byte was relayed ({cause.value}),"
-                " and no other replica could take the request",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        ]
+            return self._let_go(now_s)
+        retry_after = self._retry_after_s(now_s)
+        refusal = refusals.attempts_failed(sent.replica, cause, why_no_more, retry_after)
+        return [refusal, *self._let_go(now_s)]
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         """The client of `sent` left."""
         self._close(_placement(sent), Outcome.CANCELLED, now_s)
+        return self._let_go(now_s)
+
+    def left(self, hold: Hold, now_s: float) -> list[Action]:
+        """The client of a request that waits left: it is forgotten."""
+        ticket = hold.ticket
+        assert isinstance(ticket, Ticket), "a Hold made by this dispatcher"
+        waiting = _waiting(ticket)
+        assert self._admission.backlog.remove(ticket), f"request {hold.request.request_id} does not wait any more"
+        self._end_receipt(waiting.receipt, Outcome.CANCELLED, waiting.arrived_at_s, now_s)
         return []
 
     def due(self, now_s: float) -> list[Action]:
-        """What time alone causes by `now_s`: prefills that nobody can see end are taken to have ended."""
+        """What time alone causes by `now_s`: unseen prefills end, waits time out, replicas may be tried again."""
         self._ledger.settle(now_s)
-        return []
+        return [*self._time_out(now_s), *self._let_go(now_s)]
 
     @property
     def next_due_s(self) -> float | None:
-        """When `due` is wanted; None while only events can change anything."""
-        return self._ledger.next_settled_s()
+        """When `due` is wanted; None while only events can change anything. Changes with every call."""
+        settled_s, waited_s = self._ledger.next_settled_s(), self._next_wait_s()
+        if settled_s is None or waited_s is None:
+            return waited_s if settled_s is None else settled_s
+        return min(settled_s, waited_s)
 
     # What replicas report
 
-    def replica_up(self, row: int, models: frozenset[str]) -> None:
+    def replica_up(self, row: int, models: frozenset[str], now_s: float) -> None:
         """`row` answers its probes and serves `models` (empty: it did not say, so any)."""
-        self._standing[row].came_up(models)
-        self.view.up[row] = True
+        standing = self._standing[row]
+        standing.models = models
+        standing.health.came_up(now_s)
+        self._up_or_down(row)
 
     def replica_down(self, row: int) -> None:
         """`row` does not answer its probes: not chosen until it does, running streams untouched."""
-        self._standing[row].up = self.view.up[row] = False
+        self._standing[row].health.went_down()
+        self._up_or_down(row)
         self.load_reported(row, running=None, waiting=None, sent_s=0.0, now_s=np.nan)
+
+    def probed(
+        self, row: int, now_s: float, *, alive: bool, progress: bool | None = None, running: float | None = None
+    ) -> None:
+        """Take in one probe of `row`; see `Health.probed`. Its models are those it named last."""
+        self._standing[row].health.probed(now_s, alive=alive, progress=progress, running=running)
+        self._up_or_down(row)
+
+    def heard(self, row: int, now_s: float) -> None:
+        """Bytes of an answer came from `row`: a probe that is late means nothing then."""
+        self._standing[row].health.heard(now_s)
+
+    def identified(self, row: int, identity: Hashable) -> bool:
+        """Whether another backend than before answers as `row`; what was learned of the old one is forgotten then.
+
+        identity : whatever tells backends apart, for example models, version and start of the process
+        """
+        changed = self._standing[row].health.identified(identity)
+        if changed:
+            self.learning.restarted(row)
+        return changed
 
     def load_reported(
         self,
@@ -237,26 +274,22 @@ class Dispatcher:
     ) -> None:
         """`row` reported requests `running` and `waiting` in answer to a poll sent at `sent_s`; None: it did not say.
 
-        Ours are those booked now or ended since the poll went out, so nothing of ours is taken for foreign. A report
-        that stops coming keeps its last value and shows its age in receipts.
+        A report that stops coming keeps its last value and shows its age in receipts.
 
         kv_used_share : part of its KV memory in use, 0..1; prefix : totals of its prefix cache
         """
-        view, standing = self.view, self._standing[row]
         if prefix is not None:
             self.learning.counted(row, prefix, now_s)
-        view.kv_used_share[row] = np.nan if kv_used_share is None else kv_used_share
-        if running is None or waiting is None:
-            view.foreign_waiting[row] = view.foreign_decoding[row] = view.sampled_at_s[row] = np.nan
-            return
-        ours = view.booked.item(row) + standing.ended_since(sent_s)  # items: sums of numpy's scalars cost ten times
-        ours_waiting = ours - view.decode_batch.item(row)
-        foreign = max(0.0, running + waiting - ours)
-        foreign_waiting = min(foreign, max(0.0, waiting - ours_waiting))
-        view.foreign_waiting[row] = foreign_waiting
-        view.foreign_decoding[row] = foreign - foreign_waiting
-        view.sampled_at_s[row] = now_s
-        if kv_used_share is not None:
+        load_reports.take_in(
+            self.view,
+            row,
+            running=running,
+            waiting=waiting,
+            ended_since=self._standing[row].ended_since(sent_s),
+            kv_used_share=kv_used_share,
+            now_s=now_s,
+        )
+        if kv_used_share is not None and running is not None and waiting is not None:
             self.learning.kv_used(row, kv_used_share)
 
     def capacity_reported(self, row: int, tokens: float) -> None:
@@ -274,6 +307,10 @@ class Dispatcher:
         """Whether `row` answers its probes."""
         return self._standing[row].up
 
+    def health(self, row: int) -> Health:
+        """How `row` is doing, to be looked at."""
+        return self._standing[row].health
+
     def models_of(self, row: int) -> list[str]:
         """Models `row` has named, sorted."""
         return sorted(self._standing[row].models or ())
@@ -283,171 +320,162 @@ class Dispatcher:
         """Requests placed and not yet ended."""
         return int(self.view.booked.sum())
 
-    # Inside
+    @property
+    def queued(self) -> dict[str, int]:
+        """Requests that wait for a replica with room, by who shares."""
+        return self._admission.backlog.counts()
 
-    def _place(
-        self, request: RequestFacts, receipt: Receipt, arrived_at_s: float, tried: set[int], now_s: float
-    ) -> Action:
-        able = serving(self._standing, request.model)
-        rows = rested(self._standing, able, tried, now_s)
+    # Who waits, and who is placed
+
+    def _enter(
+        self, request: RequestFacts, receipt: Receipt, tried: frozenset[int], arrived_at_s: float, now_s: float
+    ) -> list[Action]:
+        """Place a request, let it wait, or refuse it; and who loses a place in the queue to it."""
+        rows = fit(self._standing, serving(self._standing, request.model), tried, now_s)
         if not rows:
-            refusal = Refuse(
-                503, "ServiceUnavailable", "no replica is up; try again shortly", retry_after_s=RETRY_AFTER_S
-            )
-            return self._refuse(receipt, refusal, arrived_at_s, now_s)
+            refusal = refusals.nobody_up(self._retry_after_s(now_s))
+            return [self._refuse(receipt, refusal, arrived_at_s, now_s)]
+        free = self._admission.with_room(rows) if request.generates else rows
+        where = (request.model, tried)
         try:
-            return self._decide(request, receipt, rows, len(able), arrived_at_s, tried, now_s)
+            if not free:
+                return self._hold(request, receipt, where, rows, arrived_at_s, now_s)
+            return [self._place(request, receipt, where, free, arrived_at_s, now_s)]
         except Exception:
             receipt.cause = "internal"
             self._end_receipt(receipt, Outcome.FAILED, arrived_at_s, now_s)
             raise
 
-    def _decide(
-        self,
-        request: RequestFacts,
-        receipt: Receipt,
-        rows: list[int],
-        replicas: int,
-        arrived_at_s: float,
-        tried: set[int],
-        now_s: float,
-    ) -> Send:
-        """replicas : that serve the request's model, those among them that may not be chosen now included"""
-        view = self.view
-        view.ready[:] = False
-        view.ready[rows] = True
-        self.due(now_s)
-        around = self.learning.surroundings(request, replicas, now_s)
-        held = self._holdings.held(request.chain, now_s)
-        estimates = self._estimator.estimate(request, held, view, around, now_s)
-        policy = self._policy if request.generates else self._by_load
-        choice = policy.choose(request, view, estimates)
-        booking = self._book(request, choice, estimates, now_s)
-        notes = Notes(estimates, choice, view, now_s)
-        self._note(receipt, choice, estimates)
-        self._note_chosen(notes.chosen, booking, held, now_s)
-        if request.explain:
-            receipt.candidates, receipt.chosen = notes.candidates()
-        receipt.placed_s = now_s - arrived_at_s
-        receipt.attempts += 1
-        replica = self.replicas[choice.row]
-        peer = estimates.peers[choice.row] if choice.path is Path.PEER and estimates.peers is not None else None
-        promised, room = self._promise(choice, estimates, now_s)
-        leaves = request.generates and bool(request.chain)
-        return Send(
-            request=request,
-            row=choice.row,
-            replica=replica.name,
-            base_url=replica.base_url,
-            path=choice.path,
-            source=None if peer is None else self.replicas[int(peer)].name,
-            attempt=receipt.attempts,
-            explain=receipt.summary() if request.explain else None,
-            placement=Placement(
-                booking=booking,
-                receipt=receipt,
-                notes=notes,
-                arrived_at_s=arrived_at_s,
-                tried=tried,
-                promised=promised,
-                room=room,
-                belief=belief_of(request, held, estimates, choice) if leaves else None,
-                expected=self._holdings.expect(choice.row, request.chain, now_s) if leaves else None,
-            ),
-        )
+    def _hold(
+        self, request: RequestFacts, receipt: Receipt, where: Where, rows: list[int], arrived_at_s: float, now_s: float
+    ) -> list[Action]:
+        """All `rows` are full: a place in the queue, unless it has none, or the deadline would pass in it."""
+        admission = self._admission
+        work_s = self._expected(request, rows, now_s).work_s
+        waiting = Waiting(Hold(request), receipt, where, arrived_at_s)
+        ticket = admission.ticket(request, where, waiting, work_s=work_s, arrived_at_s=arrived_at_s)
+        waiting.hold.ticket = ticket
+        deadline_s = admission.deadline_s(request)
+        if deadline_s is not None:
+            wait_s = admission.wait_s(ticket, len(rows), now_s)
+            expected_s = now_s - arrived_at_s + wait_s + work_s
+            if expected_s > deadline_s:
+                refusal = refusals.too_late(expected_s, deadline_s, whole_seconds(wait_s))
+                return [self._refuse(receipt, refusal, arrived_at_s, now_s)]
+        pushed_out = admission.backlog.put(ticket)
+        if pushed_out is None:
+            return [waiting.hold]
+        full = refusals.queue_full(self._retry_after_s(now_s))
+        if pushed_out is ticket:
+            return [self._refuse(receipt, full, arrived_at_s, now_s)]
+        return [waiting.hold, self._refuse_waiting(pushed_out, full, now_s)]
 
-    def _book(self, request: RequestFacts, choice: Choice, estimates: Estimates, now_s: float) -> Booking:
-        reused = float(estimates.reused_tokens[COLUMN[choice.path], choice.row])
-        new_tokens = max(1.0, request.prompt_tokens - reused)
-        booking = self._ledger.place(
-            request,
-            choice,
-            estimates,
-            now_s,
-            own_work_s=self._estimator.work_s(choice.row, new_tokens, reused, self.view),
-            remaining_tokens=self.learning.remaining_tokens(request),
-        )
-        self.learning.placed(booking, choice, estimates, now_s)
-        return booking
+    def _let_go(self, now_s: float) -> list[Action]:
+        """Everybody who waits and for whom there is room now, in order."""
+        self._looked_at_s = now_s
+        actions: list[Action] = []
+        while len(self._admission.backlog):
+            ticket = self._admission.take(lambda where: bool(self._rows_with_room(where, now_s)), now_s)
+            if ticket is None:
+                break
+            waiting = _waiting(ticket)
+            rows = self._rows_with_room(waiting.where, now_s)
+            request, receipt, arrived_at_s = waiting.hold.request, waiting.receipt, waiting.arrived_at_s
+            action = self._place(request, receipt, waiting.where, rows, arrived_at_s, now_s)
+            action.held = waiting.hold
+            actions.append(action)
+        return actions
 
-    def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> tuple[list[Promise], Hold | None]:
-        """Put the fetch of `choice` on the links it crosses, from when it will start, and hold its room."""
-        moved = self._estimator.fetched_bytes(estimates, choice.path, choice.row)
-        starts_s = now_s
-        if self.view.disciplines[choice.row].in_turn:
-            starts_s += float(estimates.queue_s[choice.row])
-        table, space = self._estimator.routes.table, self._estimator.space
-        promised = [table.promise(stages, size, now_s=now_s, starts_s=starts_s) for stages, size in moved]
-        if space is None or not promised:
-            return promised, None
-        until_s = max(promise.ends_at_s for promise in promised)
-        return promised, space.hold(choice.row, sum(size for _, size in moved), until_s=until_s)
+    def _rows_with_room(self, where: Hashable, now_s: float) -> list[int]:
+        model, tried = _where(where)
+        return self._admission.with_room(fit(self._standing, serving(self._standing, model), tried, now_s))
 
-    def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates) -> None:
-        """The choice and what it rested on; candidates are written down when the request has ended."""
-        receipt.candidates, receipt.chosen = [], None
-        receipt.reason = choice.reason.value
-        receipt.probability = choice.probability
-        around = estimates.around
-        receipt.expected_output_tokens = around.output_tokens
-        receipt.arrival_rps = around.arrival_rps
-        receipt.mean_compute_s = around.mean_compute_s
+    def _time_out(self, now_s: float) -> list[Action]:
+        """Refuse those that waited as long as they may, and those whom nobody that is up could ever take."""
+        backlog = self._admission.backlog
+        if not len(backlog):
+            return []
+        retry_after_s = self._retry_after_s(now_s)
+        actions: list[Action] = []
+        for ticket in backlog.expired(now_s):
+            refusal = refusals.queue_timeout(now_s - _waiting(ticket).arrived_at_s, retry_after_s)
+            actions.append(self._refuse_waiting(ticket, refusal, now_s))
+        for where in backlog.kinds():
+            model, tried = _where(where)
+            if not set(serving(self._standing, model)) - tried:
+                gone = backlog.flush(where)
+                actions += [self._refuse_waiting(ticket, refusals.nobody_up(retry_after_s), now_s) for ticket in gone]
+        return actions
 
-    def _note_chosen(self, chosen: Candidate, booking: Booking, held: Held, now_s: float) -> None:
-        """What is worked out for the chosen candidate alone."""
-        row = booking.row
-        chosen.first_token_p90_s, chosen.first_token_p99_s = booking.forecast.quantiles_s
-        chosen.evidence = self.learning.evidence_of(booking, now_s)
-        chosen.discipline = self.view.disciplines[row].value if chosen.fetched_tokens else None
-        guessed = held.approximate is not None and chosen.local_tokens > 0 and bool(held.approximate[row])
-        chosen.approximate = guessed or (held.store_approximate and booking.path is Path.REMOTE)
+    def _next_wait_s(self) -> float | None:
+        """When time changes anything for those that wait; None when it does not, or nobody waits."""
+        backlog = self._admission.backlog
+        if not len(backlog):
+            return None
+        times_s = (backlog.next_expiry_s, next_change_s(self._standing, self._looked_at_s))
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
 
-    # What caches turn out to hold
+    def _refuse_waiting(self, ticket: Ticket, refusal: Refuse, now_s: float) -> Refuse:
+        waiting = _waiting(ticket)
+        refusal = replace(refusal, held=waiting.hold)
+        return self._refuse(waiting.receipt, refusal, waiting.arrived_at_s, now_s)
 
-    def _computed(self, placement: Placement, now_s: float) -> None:
-        """Its prefill is over, so its blocks are there; where events come they say it too."""
-        if placement.expected is not None and not placement.computed:
-            placement.computed = True
-            self._holdings.computed(placement.booking.row, placement.booking.request.chain, now_s)
+    def _retry_after_s(self, now_s: float) -> int:
+        return self._admission.retry_after_s(sum(standing.up for standing in self._standing), now_s)
 
-    def _shown(self, placement: Placement, ended: Ended, now_s: float) -> None:
-        """It was answered well: what that shows of the directory."""
-        self._computed(placement, now_s)
-        booking, belief = placement.booking, placement.belief
-        if belief is not None:
-            in_parts = self.view.disciplines[booking.row].takes_parts
-            tell(self._holdings, belief, booking, ended.cached_tokens, now_s, in_parts=in_parts)
+    def _why_no_more(self, sent: Send, tried: frozenset[int], now_s: float) -> str:
+        """Why a request that failed gets no other attempt; "" when it does, which is then paid for."""
+        if sent.attempt >= self._max_attempts:
+            return f"no more than {self._max_attempts} attempts are made"
+        if not fit(self._standing, serving(self._standing, sent.request.model), tried, now_s):
+            return "no other replica could take the request"
+        return "" if self._retries.take(now_s) else "the budget for second attempts is spent"
+
+    def _up_or_down(self, row: int) -> None:
+        self.view.up[row] = self._standing[row].up
+        self._looked_at_s = -np.inf
+
+    # Placing
+
+    def _place(
+        self, request: RequestFacts, receipt: Receipt, where: Where, rows: list[int], arrived_at_s: float, now_s: float
+    ) -> Send | Refuse:
+        """On one of `rows`, unless its deadline is not expected to be met on any."""
+        _, tried = where
+        rows = in_turn(self._standing, rows, now_s)
+        expected = self._expected(request, rows, now_s)
+        refusal = self._too_late(request, expected, now_s - arrived_at_s)
+        if refusal is not None:
+            return self._refuse(receipt, refusal, arrived_at_s, now_s)
+        sent = self._placer.place(request, expected, receipt, arrived_at_s=arrived_at_s, tried=tried, now_s=now_s)
+        _placement(sent).trial = self._standing[sent.row].health.chosen(now_s)
+        return sent
+
+    def _expected(self, request: RequestFacts, rows: list[int], now_s: float) -> Expected:
+        return self._placer.expected(request, rows, len(serving(self._standing, request.model)), now_s)
+
+    def _too_late(self, request: RequestFacts, expected: Expected, waited_s: float) -> Refuse | None:
+        """The refusal of a request whose deadline no candidate is expected to meet, where that is wanted."""
+        deadline_s = self._admission.deadline_s(request)
+        if deadline_s is None or not request.generates:
+            return None
+        first_token_s = waited_s + expected.first_token_s
+        late_s = first_token_s - deadline_s
+        return refusals.too_late(first_token_s, deadline_s, whole_seconds(late_s)) if late_s > 0 else None
 
     # Endings
 
-    def _end_booking(self, placement: Placement, now_s: float) -> None:
-        booking = placement.booking
-        if placement.expected is not None:  # confirmed by now, if it ever is
-            self._holdings.cancel(placement.expected)
-        for promise in placement.promised:  # what has not crossed will not come any more
-            self._estimator.routes.table.take_back(promise, now_s)
-        self._give_back(placement)
-        self.learning.ended(booking, now_s)
-        self._ledger.release(booking, now_s)
-        self._standing[booking.row].ended_at_s.append(now_s)
-
-    def _give_back(self, placement: Placement) -> None:
-        if placement.room is not None and self._estimator.space is not None:
-            self._estimator.space.give_back(placement.room)
+    def _end_placement(self, placement: Placement, now_s: float) -> None:
+        self._placer.end(placement, now_s)
+        standing = self._standing[placement.booking.row]
+        standing.ended_at_s.append(now_s)
+        if placement.trial:
+            standing.health.trial_over(now_s)
 
     def _close(self, placement: Placement, outcome: Outcome, now_s: float) -> None:
-        self._end_booking(placement, now_s)
-        self._write_candidates(placement)
+        self._end_placement(placement, now_s)
+        write_candidates(placement.receipt, placement.notes, every=self._every_candidate)
         self._end_receipt(placement.receipt, outcome, placement.arrived_at_s, now_s)
-
-    def _write_candidates(self, placement: Placement) -> None:
-        receipt, notes = placement.receipt, placement.notes
-        if receipt.candidates:
-            return
-        if self._every_candidate:
-            receipt.candidates, receipt.chosen = notes.candidates()
-        else:
-            receipt.candidates, receipt.chosen = [notes.chosen], 0
 
     def _end_receipt(self, receipt: Receipt, outcome: Outcome, arrived_at_s: float, now_s: float) -> None:
         assert receipt.outcome is None, f"request {receipt.request_id} ended twice"
@@ -460,13 +488,18 @@ class Dispatcher:
         self._end_receipt(receipt, Outcome.REFUSED, arrived_at_s, now_s)
         return refusal
 
-    def _unknown_model(self, model: str) -> Refuse:
-        known = ", ".join(self.models) or "none at the moment"
-        return Refuse(
-            404, "NotFoundError", f"The model `{model}` does not exist here; served are: {known}.", param="model"
-        )
-
 
 def _placement(sent: Send) -> Placement:
     assert isinstance(sent.placement, Placement), "a Send made by this dispatcher"
     return sent.placement
+
+
+def _waiting(ticket: Ticket) -> Waiting:
+    assert isinstance(ticket.what, Waiting), "a ticket made by this dispatcher"
+    return ticket.what
+
+
+def _where(where: Hashable) -> Where:
+    assert isinstance(where, tuple), "a ticket made by this dispatcher"
+    model, tried = where
+    return model, tried

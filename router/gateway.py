@@ -308,7 +308,7 @@ class Gateway:
         replica = self._fleet.replicas[row]
         parents = self._poller.endpoints[(replica.url or "").rstrip("/")].parents
         self._core.names.listed(row, models, parents)
-        self._core.dispatcher.replica_up(row, frozenset(models))
+        self._core.dispatcher.replica_up(row, frozenset(models), self._clock())
         base, _ = self._core.names.resolve(models[0] if models else "")
         self._sources.replica_up(row, base)
         self._prompts.replica_up(replica.name, replica.url or "", model=base, name=models[0] if models else "")

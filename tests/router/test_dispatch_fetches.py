@@ -83,9 +83,9 @@ def test_a_fetch_that_starts_at_the_turn_is_not_on_the_network_before() -> None:
     def crossed_by(discipline: Discipline, now_s: float) -> float:
         """Bytes that have crossed of a fetch behind about 0.9 s of prefill."""
         bench = Bench("A100", where=held([0], 512), network_bytes_per_s=1e9, discipline=discipline)
-        bench.dispatcher._holdings = NoHoldings(held([0]))
+        bench.dispatcher._placer._holdings = NoHoldings(held([0]))
         bench.send(0.0, request_id="ahead")
-        bench.dispatcher._holdings = NoHoldings(held([0], 512))
+        bench.dispatcher._placer._holdings = NoHoldings(held([0], 512))
         assert bench.send(0.0, request_id="fetches").path is Path.REMOTE
         return FETCHED_BYTES - bench.on_links(now_s)[0]
 
@@ -109,7 +109,7 @@ def with_peers(rows: int) -> Estimator:
 
 def test_a_read_from_a_peer_names_it_and_is_promised_on_the_link_that_leaves_it() -> None:
     bench = Bench("A100", "A100", "A100", where=held([0, 512, 100]), estimator=with_peers(3))
-    bench.dispatcher._policy = Takes(2, Path.PEER)
+    bench.dispatcher._placer._policy = Takes(2, Path.PEER)
     sent = bench.send(0.0)
     assert (sent.path, sent.source) == (Path.PEER, bench.view.names[1])
     gained_bytes = (8192 - 1600) * QWEN3_8B.kv_bytes_per_token
@@ -120,7 +120,7 @@ def test_a_read_from_a_peer_names_it_and_is_promised_on_the_link_that_leaves_it(
 
 def test_of_two_peers_with_the_same_blocks_the_one_whose_link_is_free_is_read() -> None:
     bench = Bench("A100", "A100", "A100", where=held([512, 512, 0]), estimator=with_peers(3))
-    bench.dispatcher._policy = Takes(2, Path.PEER)
+    bench.dispatcher._placer._policy = Takes(2, Path.PEER)
     sources = [bench.send(0.0, request_id=f"r-{i}").source for i in range(2)]
     assert sorted(map(str, sources)) == sorted(bench.view.names[:2])
 
@@ -128,7 +128,7 @@ def test_of_two_peers_with_the_same_blocks_the_one_whose_link_is_free_is_read() 
 def test_only_a_read_from_a_peer_has_a_source() -> None:
     bench = Bench("A100", "A100", where=held([512, 0]), estimator=with_peers(2))
     for row, path in ((0, Path.LOCAL), (1, Path.RECOMPUTE)):
-        bench.dispatcher._policy = Takes(row, path)
+        bench.dispatcher._placer._policy = Takes(row, path)
         assert bench.send(0.0).source is None
 
 
