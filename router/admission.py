@@ -4,8 +4,8 @@ Model     a replica is full when as many requests are in flight there, or before
           Who finds every replica full that could take it waits in one `Backlog`, until a time-out or, where late
           answers are refused, until its deadline cannot be met any more. What is told to come back later is told when
           the work that waits now will have left, at the rate at which work has left so far
-Valid     limits that keep engines busy: with one request before its first token a replica idles between two of them
-          for as long as the news takes; with two it does not
+Valid     limits that keep engines busy: with one request before its first token a replica computes no prompt between
+          two of them for as long as the news takes
 Blind to  requests that do not generate, which pass; work of decodes: a request's work is its prefill
 """
 
@@ -37,7 +37,7 @@ class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """
 
     max_in_flight: Count | None = None  # on each replica; as many as the engine runs at once (max_num_seqs) is no less
-    max_prefills: Count | None = None  # on each, before the first token: 2 orders best, more keeps shared caches warmer
+    max_prefills: Count | None = None  # on each, before the first token: 1 orders best, 2 hide a slow network
     max_queued: Count = 1000  # more are answered 429
     queue_timeout_s: Seconds = 30.0  # then 503; clients that gave up leave at once by themselves
     order: Literal["fcfs", "wspt"] = "fcfs"  # wspt: expected work counts too, as stretch says
@@ -118,9 +118,11 @@ class Admission:
             return request.tenant
         return str(request.chain[min(1, len(request.chain) - 1)]) if request.chain else ""
 
-    def take(self, can_go: Callable[[Hashable], bool], now_s: float) -> Ticket | None:
-        """Who goes next, out of the queue."""
-        ticket = self.backlog.take(can_go)
+    def take(
+        self, can_go: Callable[[Hashable], bool], wants: Callable[[Ticket], bool], now_s: float, *, looks: int
+    ) -> Ticket | None:
+        """Who goes next, out of the queue; see `Backlog.take`."""
+        ticket = self.backlog.take(can_go, wants, looks=looks)
         if ticket is not None:
             self._rate.departed(ticket.work_s, now_s)
         if not len(self.backlog):

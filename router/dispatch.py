@@ -11,7 +11,6 @@ their `Hold`, and come after the actions for the request the call is about.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,34 +20,23 @@ from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.base import Policy
 from router import load_reports, refusals
-from router.actions import Action, Cause, Ended, Hold, Outcome, Refuse, Send
-from router.admission import Admission, AdmissionConfig, whole_seconds
-from router.backlog import Ticket
+from router.actions import Action, Cause, Ended, Hold, Outcome, Send
+from router.admission import Admission, AdmissionConfig
 from router.bookings import Ledger
+from router.endings import Endings
+from router.entrance import Entrance
 from router.health import Health, HealthConfig, Trouble
 from router.holdings import Holdings
 from router.learning import Learning, PrefixCounters
 from router.notes import write_candidates
-from router.placing import Expected, Placement, Placer, Replica
+from router.placing import Placement, Placer, Replica
 from router.prompts import CharactersPerToken
 from router.receipts import Receipt
 from router.retries import RetryBudget, RetryConfig
-from router.standing import Standing, fit, in_turn, next_change_s, serving
+from router.standing import Standing
 
 OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
 _TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
-
-Where = tuple[str, frozenset[int]]  # model, and replicas that failed the request: who can take it
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The dispatcher's record behind one `Hold`."""
-
-    hold: Hold
-    receipt: Receipt
-    where: Where
-    arrived_at_s: float
 
 
 class Dispatcher:
@@ -84,7 +72,6 @@ class Dispatcher:
         self.view = view
         self.replicas = replicas
         self.policy_name = policy_name
-        self._on_receipt = on_receipt
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
         self._every_candidate = every_candidate
@@ -112,7 +99,10 @@ class Dispatcher:
         self._admission = Admission(
             admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
         )
-        self._looked_at_s = -np.inf  # when it was last seen who of those that wait can go
+        self._endings = Endings(on_receipt)
+        self._entrance = Entrance(
+            admission=self._admission, standings=self._standing, placer=self._placer, endings=self._endings
+        )
         view.up[:] = False
 
     # Requests
@@ -130,12 +120,13 @@ class Dispatcher:
             policy=self.policy_name,
         )
         if not any(standing.may_serve(request.model) for standing in self._standing):
-            return [self._refuse(receipt, refusals.unknown_model(request.model, self.models), now_s, now_s)]
+            refusal = refusals.unknown_model(request.model, self.models)
+            return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
         self._retries.request(now_s)
         if request.generates:
             self.learning.arrived(request, now_s)
-        return [*self._enter(request, receipt, frozenset(), now_s, now_s), *others]
+        return [*self._entrance.enter(request, receipt, frozenset(), arrived_at_s=now_s, now_s=now_s), *others]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""
@@ -143,7 +134,7 @@ class Dispatcher:
         placement.receipt.first_token_s = now_s - placement.arrived_at_s
         self._standing[sent.row].health.answered(placement.booking.placed_at_s, now_s)
         self._placer.first_token(placement, now_s)
-        return self._let_go(now_s)
+        return self._entrance.let_go(now_s)
 
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
         """`sent` was answered completely, well or not."""
@@ -164,7 +155,7 @@ class Dispatcher:
                 self._placer.answered(placement, ended, now_s)
             finally:  # whatever an engine reports, the request is over
                 self._close(placement, Outcome.OK, now_s)
-        return self._let_go(now_s)
+        return self._entrance.let_go(now_s)
 
     def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         """`sent` came to nothing. When nothing was relayed and somebody else can take it, it is placed anew.
@@ -185,42 +176,38 @@ class Dispatcher:
         if cause is not Cause.BROKEN and not why_no_more:
             self._end_placement(placement, now_s)
             receipt.tried.append(sent.replica)
-            again = self._enter(sent.request, receipt, tried, placement.arrived_at_s, now_s)
-            return [*again, *self._let_go(now_s)]
+            again = self._entrance.enter(sent.request, receipt, tried, arrived_at_s=placement.arrived_at_s, now_s=now_s)
+            return [*again, *self._entrance.let_go(now_s)]
         if cause is Cause.OVERLOADED:
             return []
         receipt.tried.append(sent.replica)
         receipt.cause = cause.value
         self._close(placement, Outcome.FAILED, now_s)
         if cause is Cause.BROKEN:
-            return self._let_go(now_s)
-        retry_after = self._retry_after_s(now_s)
+            return self._entrance.let_go(now_s)
+        retry_after = self._entrance.retry_after_s(now_s)
         refusal = refusals.attempts_failed(sent.replica, cause, why_no_more, retry_after)
-        return [refusal, *self._let_go(now_s)]
+        return [refusal, *self._entrance.let_go(now_s)]
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         """The client of `sent` left."""
         self._close(_placement(sent), Outcome.CANCELLED, now_s)
-        return self._let_go(now_s)
+        return self._entrance.let_go(now_s)
 
     def left(self, hold: Hold, now_s: float) -> list[Action]:
         """The client of a request that waits left: it is forgotten."""
-        ticket = hold.ticket
-        assert isinstance(ticket, Ticket), "a Hold made by this dispatcher"
-        waiting = _waiting(ticket)
-        assert self._admission.backlog.remove(ticket), f"request {hold.request.request_id} does not wait any more"
-        self._end_receipt(waiting.receipt, Outcome.CANCELLED, waiting.arrived_at_s, now_s)
+        self._entrance.left(hold, now_s)
         return []
 
     def due(self, now_s: float) -> list[Action]:
         """What time alone causes by `now_s`: unseen prefills end, waits time out, replicas may be tried again."""
         self._ledger.settle(now_s)
-        return [*self._time_out(now_s), *self._let_go(now_s)]
+        return [*self._entrance.time_out(now_s), *self._entrance.let_go(now_s)]
 
     @property
     def next_due_s(self) -> float | None:
         """When `due` is wanted; None while only events can change anything. Changes with every call."""
-        settled_s, waited_s = self._ledger.next_settled_s(), self._next_wait_s()
+        settled_s, waited_s = self._ledger.next_settled_s(), self._entrance.next_due_s()
         if settled_s is None or waited_s is None:
             return waited_s if settled_s is None else settled_s
         return min(settled_s, waited_s)
@@ -325,145 +312,19 @@ class Dispatcher:
         """Requests that wait for a replica with room, by who shares."""
         return self._admission.backlog.counts()
 
-    # Who waits, and who is placed
-
-    def _enter(
-        self, request: RequestFacts, receipt: Receipt, tried: frozenset[int], arrived_at_s: float, now_s: float
-    ) -> list[Action]:
-        """Place a request, let it wait, or refuse it; and who loses a place in the queue to it."""
-        rows = fit(self._standing, serving(self._standing, request.model), tried, now_s)
-        if not rows:
-            refusal = refusals.nobody_up(self._retry_after_s(now_s))
-            return [self._refuse(receipt, refusal, arrived_at_s, now_s)]
-        free = self._admission.with_room(rows) if request.generates else rows
-        where = (request.model, tried)
-        try:
-            if not free:
-                return self._hold(request, receipt, where, rows, arrived_at_s, now_s)
-            return [self._place(request, receipt, where, free, arrived_at_s, now_s)]
-        except Exception:
-            receipt.cause = "internal"
-            self._end_receipt(receipt, Outcome.FAILED, arrived_at_s, now_s)
-            raise
-
-    def _hold(
-        self, request: RequestFacts, receipt: Receipt, where: Where, rows: list[int], arrived_at_s: float, now_s: float
-    ) -> list[Action]:
-        """All `rows` are full: a place in the queue, unless it has none, or the deadline would pass in it."""
-        admission = self._admission
-        work_s = self._expected(request, rows, now_s).work_s
-        waiting = Waiting(Hold(request), receipt, where, arrived_at_s)
-        ticket = admission.ticket(request, where, waiting, work_s=work_s, arrived_at_s=arrived_at_s)
-        waiting.hold.ticket = ticket
-        deadline_s = admission.deadline_s(request)
-        if deadline_s is not None:
-            wait_s = admission.wait_s(ticket, len(rows), now_s)
-            expected_s = now_s - arrived_at_s + wait_s + work_s
-            if expected_s > deadline_s:
-                refusal = refusals.too_late(expected_s, deadline_s, whole_seconds(wait_s))
-                return [self._refuse(receipt, refusal, arrived_at_s, now_s)]
-        pushed_out = admission.backlog.put(ticket)
-        if pushed_out is None:
-            return [waiting.hold]
-        full = refusals.queue_full(self._retry_after_s(now_s))
-        if pushed_out is ticket:
-            return [self._refuse(receipt, full, arrived_at_s, now_s)]
-        return [waiting.hold, self._refuse_waiting(pushed_out, full, now_s)]
-
-    def _let_go(self, now_s: float) -> list[Action]:
-        """Everybody who waits and for whom there is room now, in order."""
-        self._looked_at_s = now_s
-        actions: list[Action] = []
-        while len(self._admission.backlog):
-            ticket = self._admission.take(lambda where: bool(self._rows_with_room(where, now_s)), now_s)
-            if ticket is None:
-                break
-            waiting = _waiting(ticket)
-            rows = self._rows_with_room(waiting.where, now_s)
-            request, receipt, arrived_at_s = waiting.hold.request, waiting.receipt, waiting.arrived_at_s
-            action = self._place(request, receipt, waiting.where, rows, arrived_at_s, now_s)
-            action.held = waiting.hold
-            actions.append(action)
-        return actions
-
-    def _rows_with_room(self, where: Hashable, now_s: float) -> list[int]:
-        model, tried = _where(where)
-        return self._admission.with_room(fit(self._standing, serving(self._standing, model), tried, now_s))
-
-    def _time_out(self, now_s: float) -> list[Action]:
-        """Refuse those that waited as long as they may, and those whom nobody that is up could ever take."""
-        backlog = self._admission.backlog
-        if not len(backlog):
-            return []
-        retry_after_s = self._retry_after_s(now_s)
-        actions: list[Action] = []
-        for ticket in backlog.expired(now_s):
-            refusal = refusals.queue_timeout(now_s - _waiting(ticket).arrived_at_s, retry_after_s)
-            actions.append(self._refuse_waiting(ticket, refusal, now_s))
-        for where in backlog.kinds():
-            model, tried = _where(where)
-            if not set(serving(self._standing, model)) - tried:
-                gone = backlog.flush(where)
-                actions += [self._refuse_waiting(ticket, refusals.nobody_up(retry_after_s), now_s) for ticket in gone]
-        return actions
-
-    def _next_wait_s(self) -> float | None:
-        """When time changes anything for those that wait; None when it does not, or nobody waits."""
-        backlog = self._admission.backlog
-        if not len(backlog):
-            return None
-        times_s = (backlog.next_expiry_s, next_change_s(self._standing, self._looked_at_s))
-        return min((time_s for time_s in times_s if time_s is not None), default=None)
-
-    def _refuse_waiting(self, ticket: Ticket, refusal: Refuse, now_s: float) -> Refuse:
-        waiting = _waiting(ticket)
-        refusal = replace(refusal, held=waiting.hold)
-        return self._refuse(waiting.receipt, refusal, waiting.arrived_at_s, now_s)
-
-    def _retry_after_s(self, now_s: float) -> int:
-        return self._admission.retry_after_s(sum(standing.up for standing in self._standing), now_s)
+    # Inside
 
     def _why_no_more(self, sent: Send, tried: frozenset[int], now_s: float) -> str:
         """Why a request that failed gets no other attempt; "" when it does, which is then paid for."""
         if sent.attempt >= self._max_attempts:
             return f"no more than {self._max_attempts} attempts are made"
-        if not fit(self._standing, serving(self._standing, sent.request.model), tried, now_s):
+        if not self._entrance.fit(sent.request.model, tried, now_s):
             return "no other replica could take the request"
         return "" if self._retries.take(now_s) else "the budget for second attempts is spent"
 
     def _up_or_down(self, row: int) -> None:
         self.view.up[row] = self._standing[row].up
-        self._looked_at_s = -np.inf
-
-    # Placing
-
-    def _place(
-        self, request: RequestFacts, receipt: Receipt, where: Where, rows: list[int], arrived_at_s: float, now_s: float
-    ) -> Send | Refuse:
-        """On one of `rows`, unless its deadline is not expected to be met on any."""
-        _, tried = where
-        rows = in_turn(self._standing, rows, now_s)
-        expected = self._expected(request, rows, now_s)
-        refusal = self._too_late(request, expected, now_s - arrived_at_s)
-        if refusal is not None:
-            return self._refuse(receipt, refusal, arrived_at_s, now_s)
-        sent = self._placer.place(request, expected, receipt, arrived_at_s=arrived_at_s, tried=tried, now_s=now_s)
-        _placement(sent).trial = self._standing[sent.row].health.chosen(now_s)
-        return sent
-
-    def _expected(self, request: RequestFacts, rows: list[int], now_s: float) -> Expected:
-        return self._placer.expected(request, rows, len(serving(self._standing, request.model)), now_s)
-
-    def _too_late(self, request: RequestFacts, expected: Expected, waited_s: float) -> Refuse | None:
-        """The refusal of a request whose deadline no candidate is expected to meet, where that is wanted."""
-        deadline_s = self._admission.deadline_s(request)
-        if deadline_s is None or not request.generates:
-            return None
-        first_token_s = waited_s + expected.first_token_s
-        late_s = first_token_s - deadline_s
-        return refusals.too_late(first_token_s, deadline_s, whole_seconds(late_s)) if late_s > 0 else None
-
-    # Endings
+        self._entrance.look_again()
 
     def _end_placement(self, placement: Placement, now_s: float) -> None:
         self._placer.end(placement, now_s)
@@ -475,31 +336,9 @@ class Dispatcher:
     def _close(self, placement: Placement, outcome: Outcome, now_s: float) -> None:
         self._end_placement(placement, now_s)
         write_candidates(placement.receipt, placement.notes, every=self._every_candidate)
-        self._end_receipt(placement.receipt, outcome, placement.arrived_at_s, now_s)
-
-    def _end_receipt(self, receipt: Receipt, outcome: Outcome, arrived_at_s: float, now_s: float) -> None:
-        assert receipt.outcome is None, f"request {receipt.request_id} ended twice"
-        receipt.outcome = outcome.value
-        receipt.ended_s = now_s - arrived_at_s
-        self._on_receipt(receipt)
-
-    def _refuse(self, receipt: Receipt, refusal: Refuse, arrived_at_s: float, now_s: float) -> Refuse:
-        receipt.status = refusal.status
-        self._end_receipt(receipt, Outcome.REFUSED, arrived_at_s, now_s)
-        return refusal
+        self._endings.close(placement.receipt, outcome, arrived_at_s=placement.arrived_at_s, now_s=now_s)
 
 
 def _placement(sent: Send) -> Placement:
     assert isinstance(sent.placement, Placement), "a Send made by this dispatcher"
     return sent.placement
-
-
-def _waiting(ticket: Ticket) -> Waiting:
-    assert isinstance(ticket.what, Waiting), "a ticket made by this dispatcher"
-    return ticket.what
-
-
-def _where(where: Hashable) -> Where:
-    assert isinstance(where, tuple), "a ticket made by this dispatcher"
-    model, tried = where
-    return model, tried

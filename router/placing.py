@@ -9,7 +9,7 @@ Blind to  who waits, which replicas are healthy, what the client is told: the di
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from estimators import prefetch
 from estimators.estimates import Estimates, Estimator
@@ -107,20 +107,32 @@ class Placer:
         held = self._holdings.held(request.chain, now_s)
         return Expected(held, self._estimator.estimate(request, held, view, around, now_s))
 
+    def narrowed(self, expected: Expected, rows: list[int]) -> Expected:
+        """The same with only `rows` to choose from."""
+        ready = self._view.ready
+        ready[:] = False
+        ready[rows] = True
+        estimates = expected.estimates
+        return Expected(expected.held, replace(estimates, possible=estimates.possible & ready))
+
+    def choose(self, request: RequestFacts, expected: Expected) -> Choice:
+        """What the policy takes; `expected` was asked for, or narrowed, at this very moment."""
+        policy = self._policy if request.generates else self._by_load
+        return policy.choose(request, self._view, expected.estimates)
+
     def place(
         self,
         request: RequestFacts,
         expected: Expected,
+        choice: Choice,
         receipt: Receipt,
         *,
         arrived_at_s: float,
         tried: frozenset[int],
         now_s: float,
     ) -> Send:
-        """Choose, book and promise; `expected` was asked for at this very moment."""
+        """Book and promise what was chosen of what is `expected` at this very moment."""
         held, estimates = expected.held, expected.estimates
-        policy = self._policy if request.generates else self._by_load
-        choice = policy.choose(request, self._view, estimates)
         booking = self._book(request, choice, estimates, now_s)
         notes = Notes(estimates, choice, self._view, now_s)
         note_choice(receipt, choice, estimates)

@@ -35,6 +35,11 @@ def too_late(expected_s: float, deadline_s: float, retry_after_s: int) -> Refuse
     return Refuse(429, "RateLimitError", message, retry_after_s=retry_after_s)
 
 
+def internal() -> Refuse:
+    """The router failed by itself."""
+    return Refuse(500, "InternalServerError", "The router failed to place this request.")
+
+
 def attempts_failed(replica: str, cause: Cause, why_no_more: str, retry_after_s: int) -> Refuse:
     """The last attempt failed before any byte was relayed, and no other is made."""
     message = f"replica {replica} failed before any byte was relayed ({cause.value}), and {why_no_more}"
