@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import floor, inf, nan
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,6 +47,7 @@ from sim_backends.requests import EngineRequest, Output, RequestRefused
 from sim_backends.store import StoreChange
 from sim_backends.world import World, build
 
+FOR_EVER_S = 1e9  # a replay answers every request, however late
 PROGRESS_EVERY = 64  # requests
 DRAIN_STEP_S = 60.0  # after the last arrival nothing is decided, so time may pass in large steps
 
@@ -107,7 +108,7 @@ class Replay:
         self._open: dict[str, Send] = {}
         self._rows: list[TrafficRow] = []
         self._next_report = 1  # number of the load report that comes next; number n is sent after n periods
-        self._result = blank(label(conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=0)
+        self._result = blank(run_label(conditions), replicas=fleets.replicas, cards=fleets.cards, requests=0)
         self._starting = list(range(len(fleets.replicas)))
         self._meet_started(0.0)
 
@@ -127,7 +128,7 @@ class Replay:
         fleets = self._fleets
         self._rows = rows
         self._result = blank(
-            label(self._conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
+            run_label(self._conditions), replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
         )
         self._result.decisions_s = np.zeros(len(rows))
         for index, row in enumerate(rows):
@@ -302,6 +303,27 @@ class Replay:
             wrap_estimator=lambda right: wrong(right, conditions),
             every_candidate=self._on_receipt is not None,
         )
+
+
+def queued(order: Literal["fcfs", "wspt"], *, max_prefills: int = 1, stretch: float | None = None) -> AdmissionConfig:
+    """A queue before all replicas that refuses nobody. stretch : of wspt; None: the default"""
+    return AdmissionConfig(
+        order=order,
+        max_prefills=max_prefills,
+        stretch=AdmissionConfig().stretch if stretch is None else stretch,
+        max_queued=10**9,
+        queue_timeout_s=FOR_EVER_S,
+    )
+
+
+def run_label(conditions: Conditions) -> str:
+    """What runs under `conditions` are called: the rule, and its queue if it has one.
+
+    >>> run_label(Conditions(admission=queued("wspt", max_prefills=2)))
+    'e2e+wspt:2'
+    """
+    admission, rule = conditions.admission, label(conditions.policy)
+    return rule if admission.max_prefills is None else f"{rule}+{admission.order}:{admission.max_prefills}"
 
 
 def number_of(request_id: str) -> int:
