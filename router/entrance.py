@@ -25,7 +25,7 @@ from router.backlog import Ticket
 from router.endings import Endings
 from router.placing import Expected, Placement, Placer
 from router.receipts import Receipt
-from router.standing import Standing, fit, in_turn, next_change_s, serving
+from router.standing import Standing, fit, in_turn, next_change_s, on_trial, serving
 
 ASKED = 8  # requests asked where they want to go, each for the price of a decision, whenever something made room
 PASSED = 256  # requests passed over because they are known to want another replica
@@ -82,6 +82,7 @@ class Entrance:
         rows = self.fit(request.model, tried, now_s)
         if not rows:
             return [self._refuse(one, refusals.nobody_up(self.retry_after_s(now_s)), now_s)]
+        rows = self._trial(one, rows, now_s) or rows
         free = self._admission.with_room(rows) if request.generates else rows
         try:
             expected = self._expected(one, rows, free, now_s)
@@ -149,6 +150,12 @@ class Entrance:
         return self._admission.retry_after_s(sum(standing.up for standing in self._standings), now_s)
 
     # One request
+
+    def _trial(self, one: Candidacy, rows: list[int], now_s: float) -> list[int]:
+        """The replica that it is to try, if one is due and has room; empty otherwise. A retry tries nothing."""
+        if one.tried or not one.request.generates:
+            return []
+        return self._admission.with_room(on_trial(self._standings, rows, now_s))
 
     def _expected(self, one: Candidacy, rows: list[int], free: list[int], now_s: float) -> Expected:
         """On all of `rows` whose turn it is, and on one of `free` at least, if there are any."""
@@ -253,6 +260,8 @@ class Entrance:
     ) -> Send | Refuse | None:
         """`_offer` for one that waits. What goes wrong is its own matter, not that of the request that made room."""
         try:
+            trial = self._trial(one, rows, now_s)
+            rows, free = (trial, trial) if trial else (rows, free)
             action = self._offer(one, self._expected(one, rows, free, now_s), free, claims_s, now_s)
         except Exception:
             log.exception("a request that waited could not be placed")

@@ -2,7 +2,8 @@
 
 Model     a replica that serves the model is fit if its health lets it take a request. Of the fit, those that nobody
           was asked to leave alone for a moment come first. Where nobody is fit, those that answer with errors are
-          better than nobody. Who starts slowly is passed over in turns that are not of its share, unless alone
+          better than nobody. A trial that is due takes the next request that has not failed anywhere; one that
+          has is a trial only where there is nobody else. Who starts slowly is passed over in turns that are not of its share, unless alone
 Valid     any order of reports and failures
 """
 
@@ -56,9 +57,20 @@ def fit(standings: Sequence[Standing], rows: list[int], tried: Collection[int], 
     if tried:
         rows = [row for row in rows if row not in tried]
     able = [row for row in rows if standings[row].health.may_take(now_s)]
+    if tried:
+        able = [row for row in able if standings[row].health.trouble is None] or able
     if not able:
         return [row for row in rows if standings[row].health.trouble is Trouble.ERRORS]
     return [row for row in able if standings[row].health.avoid_until_s <= now_s] or able
+
+
+def on_trial(standings: Sequence[Standing], rows: list[int], now_s: float) -> list[int]:
+    """Of `rows`, the one whose trial is due, alone: by estimates it might never be chosen. Empty: there is none."""
+    for row in rows:
+        health = standings[row].health
+        if health.trouble is not None and health.may_take(now_s):
+            return [row]
+    return []
 
 
 def in_turn(standings: Sequence[Standing], rows: list[int], now_s: float) -> list[int]:

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from router.actions import Cause, Ended, Send
-from router.health import HealthConfig, State
+from router.health import HealthConfig, State, Trouble
 from router.retries import RetryConfig
-from tests.builders import MODEL, a_request
+from tests.builders import MODEL, a_request, held
 from tests.router.dispatch_bench import Bench, nothing_is_left, only_refusal, only_send
 
 FIRST_BYTE_S = 2.0
@@ -64,6 +64,31 @@ def test_a_frozen_engine_whose_probes_are_answered_loses_its_traffic_within_six_
     back = [at_s for at_s in frozen.sent_to_first if at_s >= 30.0]
     assert back[0] <= 30.0 + 2 * TRIAL_S
     assert len([at_s for at_s in back if at_s >= 30.0 + 2 * TRIAL_S]) > 30  # half of 5 a second for 16 s
+
+
+def test_a_trial_happens_even_where_estimates_would_never_choose_it() -> None:
+    bench = Bench("H20", "A100", "A100", where=held([0, 512, 512]), health=HealthConfig(slow_start_s=0.0))
+    for _ in range(3):
+        bench.dispatcher.health(0).failed(Trouble.SILENT, 0.0)
+    rows = []
+    for number in range(80):
+        now_s = number * 0.1
+        sent = bench.send(now_s, request_id=f"r-{number}")
+        rows.append(sent.row)
+        bench.finish(sent, now_s + 0.05)
+    assert rows.count(0) == 1
+    assert bench.dispatcher.health(0).state() is State.CLOSED
+
+
+def test_a_retry_is_nobodys_trial() -> None:
+    bench = Bench("A100", "A100", "A100", health=HEALTH)
+    for _ in range(3):
+        bench.dispatcher.health(0).failed(Trouble.SILENT, 0.0)
+    sent = bench.send(TRIAL_S)
+    assert sent.row == 0
+    other = bench.send(TRIAL_S, request_id="other")
+    bench.dispatcher.health(0).trial_over(TRIAL_S)
+    assert only_send(bench.dispatcher.failed(other, Cause.NO_ANSWER, TRIAL_S + 0.1)).row not in (0, other.row)
 
 
 def test_a_busy_replica_whose_probes_are_late_keeps_its_traffic_while_tokens_flow() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.health import Health, HealthConfig, Trouble
-from router.standing import Standing, fit, in_turn, next_change_s, serving
+from router.standing import Standing, fit, in_turn, next_change_s, on_trial, serving
 
 CONFIG = HealthConfig(failures_to_open=1, trial_interval_s=5.0, avoid_s=1.0)
 
@@ -34,6 +34,24 @@ def test_a_replica_that_answers_errors_is_better_than_nobody_and_a_silent_one_is
     assert fit(standings, [0, 1], set(), 2.0) == [0]
     assert fit(standings, [1], set(), 2.0) == []
     assert fit(standings, [1], set(), 5.0) == [1]  # its trial
+
+
+def test_a_trial_that_is_due_is_named_alone() -> None:
+    standings = [up("m"), up("m"), up("m")]
+    standings[1].health.failed(Trouble.SILENT, 0.0)
+    assert on_trial(standings, [0, 1, 2], 4.9) == []
+    assert on_trial(standings, [0, 1, 2], 5.0) == [1]
+    assert on_trial(standings, [0, 2], 5.0) == []
+    standings[1].health.chosen(5.0)
+    assert on_trial(standings, [0, 1, 2], 5.0) == []
+
+
+def test_a_request_that_failed_elsewhere_is_a_trial_only_where_there_is_nobody_else() -> None:
+    standings = [up("m"), up("m"), up("m")]
+    standings[0].health.failed(Trouble.SILENT, 0.0)
+    assert fit(standings, [0, 1, 2], set(), 5.0) == [0, 1, 2]
+    assert fit(standings, [0, 1, 2], {1}, 5.0) == [2]
+    assert fit(standings, [0, 1, 2], {1, 2}, 5.0) == [0]
 
 
 def test_who_starts_slowly_gets_its_share_of_turns_and_all_of_them_when_alone() -> None:
