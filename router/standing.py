@@ -2,8 +2,9 @@
 
 Model     a replica that serves the model is fit if its health lets it take a request. Of the fit, those that nobody
           was asked to leave alone for a moment come first. Where nobody is fit, those that answer with errors are
-          better than nobody. A trial that is due takes the next request that has not failed anywhere; one that
-          has is a trial only where there is nobody else. Who starts slowly is passed over in turns that are not of its share, unless alone
+          better than nobody. A trial that is due takes the next request that has not failed anywhere; one that has is
+          a trial only where there is nobody else. Who starts slowly is passed over in turns that are not of its
+          share, unless alone
 Valid     any order of reports and failures
 """
 
