@@ -74,7 +74,7 @@ class StreamLog:
 
     __slots__ = (
         *("_bytes", "_config", "_events", "_parts", "_splitter", "_uncounted", "done", "finished"),
-        *("names", "prompt_ids", "resumes", "role_sent", "token_ids", "usage_sent", "why_not"),
+        *("names", "prompt_ids", "resumes", "role_sent", "token_ids", "unseen_end", "usage_sent", "why_not"),
     )
 
     def __init__(self, config: ResumeConfig) -> None:
@@ -89,6 +89,7 @@ class StreamLog:
         self.prompt_ids: list[int] | None = None  # as the first replica told them
         self.role_sent = False
         self.finished = False  # a finish_reason was sent
+        self.unseen_end = False  # by a token without text, which is counted and not part of the text
         self.usage_sent = False
         self.done = False  # [DONE] was sent
         self.resumes = 0
@@ -110,8 +111,10 @@ class StreamLog:
 
     @property
     def ids(self) -> list[int] | None:
-        """Token ids of all that was sent; None when the engine did not tell them."""
-        return None if self._uncounted else self.token_ids
+        """Token ids of all that was sent, without one that only ended it; None when the engine did not tell them."""
+        if self._uncounted:
+            return None
+        return self.token_ids[:-1] if self.unseen_end and self.token_ids else self.token_ids
 
     def feed(self, piece: bytes) -> bytes:
         """The next bytes of the body without their framing; returns what may go to the client now."""
@@ -180,13 +183,17 @@ class StreamLog:
         delta = choice.delta
         self.role_sent = self.role_sent or (delta is not None and delta.role is not None)
         self.finished = self.finished or choice.finish_reason is not None
-        self._keep((choice.text if delta is None else delta.content) or "", choice.token_ids)
+        text = (choice.text if delta is None else delta.content) or ""
+        if not text and choice.finish_reason == "stop":
+            self.unseen_end = True
+        if text or self.unseen_end:
+            self._events += 1
+            self._uncounted = self._uncounted or choice.token_ids is None
+        self._keep(text, choice.token_ids)
 
     def _keep(self, text: str, ids: list[int] | None) -> None:
         if text:
             self._parts.append(text)
-            self._events += 1
-            self._uncounted = self._uncounted or ids is None
             self._bytes += len(text.encode("utf-8", "surrogatepass"))
         if ids:
             self.token_ids += ids

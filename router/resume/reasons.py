@@ -28,5 +28,6 @@ class WhyNot(StrEnum):
     OVERFLOW = "overflow"  # more was sent than is kept
     UNREADABLE = "unreadable"  # an event that is no chunk of the API, or several choices
     ENGINE_ERROR = "engine_error"  # the engine itself ended the answer with an error
+    IDS_UNKNOWN = "ids_unknown"  # a prompt of ids goes on from ids alone, and the engine did not tell them
     STOP_AT_CUT = "stop_at_cut"  # what was sent ends with the beginning of a stop string
     SPACE_AT_EDGE = "space_at_edge"  # templates strip the white space around a message
