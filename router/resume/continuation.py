@@ -55,6 +55,7 @@ class _Asked(msgspec.Struct):
     max_tokens: Any = None
     max_completion_tokens: Any = None
     min_tokens: Any = None
+    stop_regex: Any = None
     presence_penalty: Any = None
     frequency_penalty: Any = None
     truncate_prompt_tokens: Any = None
@@ -144,6 +145,7 @@ def _findings(asked: _Asked) -> list[tuple[WhyNot, bool]]:
     given = {name for name in asked.__struct_fields__ if getattr(asked, name) not in (None, False, 0, "", [], {})}
     options = asked.stream_options if isinstance(asked.stream_options, dict) else {}
     logprobs = (asked.logprobs, asked.prompt_logprobs)  # 0 asks for those of the chosen tokens
+    limits = (asked.max_tokens, asked.max_completion_tokens, asked.min_tokens)  # engines take "9" and 9.0 for 9 too
     plain_format = asked.response_format in (None, {"type": "text"})
     return [
         (WhyNot.NOT_A_STREAM, asked.stream is not True),
@@ -160,11 +162,13 @@ def _findings(asked: _Asked) -> list[tuple[WhyNot, bool]]:
         (WhyNot.TRUNCATION, "truncate_prompt_tokens" in given),
         (WhyNot.PENALTIES, bool(given & {"presence_penalty", "frequency_penalty"})),
         (WhyNot.TRANSFER, bool(given & set(_TRANSFER))),
+        (WhyNot.STOP_AT_CUT, "stop_regex" in given),  # how much of it has matched cannot be told
+        (WhyNot.BODY, any(limit is not None and not _is_count(limit) for limit in limits)),
         (WhyNot.CONTINUES, "continue_final_message" in given or asked.add_generation_prompt is False),
     ]
 
 
-def why_not_of_sent(path: str, body: bytes, log: StreamLog) -> WhyNot | None:
+def why_not_of_sent(path: str, body: bytes, log: StreamLog, *, template_strips: bool = True) -> WhyNot | None:
     """Why what was sent cannot be gone on from. Ask when a stream breaks, of a request that could be resumed.
 
     A stop string may straddle the cut: the next replica looks for it in its own output alone, and would not see it.
@@ -179,7 +183,7 @@ def why_not_of_sent(path: str, body: bytes, log: StreamLog) -> WhyNot | None:
         return WhyNot.IDS_UNKNOWN if needs_ids and log.ids is None else None
     if any(mark in text for mark in _MARKS_OF_THOUGHT):
         return WhyNot.REASONING
-    return WhyNot.SPACE_AT_EDGE if text != text.strip() else None
+    return WhyNot.SPACE_AT_EDGE if template_strips and text != text.strip() else None
 
 
 def continuation(path: str, body: bytes, log: StreamLog) -> Continuation:

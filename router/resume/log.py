@@ -28,6 +28,7 @@ class ResumeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     enabled: bool = False  # the body of a request is kept until its answer has ended
     max_log_bytes: Bytes = 256 * 1024  # of one stream's output: some 60,000 tokens; beyond, a break is shown
     max_event_bytes: Bytes = 64 * 1024  # held until it is whole; beyond, the stream passes as it comes
+    template_strips: bool = True  # white space around a message, as Llama's do; false for ChatML: more streams go on
     max_resumes: Annotated[int, msgspec.Meta(ge=1)] = 2  # of one stream; each also takes from the retry budget
 
 

@@ -66,6 +66,10 @@ def chat(**fields: Any) -> bytes:
         ({"kv_transfer_params": {"do_remote_decode": True}}, WhyNot.TRANSFER),
         ({"continue_final_message": True}, WhyNot.CONTINUES),
         ({"add_generation_prompt": False}, WhyNot.CONTINUES),
+        ({"max_tokens": "9"}, WhyNot.BODY),
+        ({"max_tokens": 9.0}, WhyNot.BODY),
+        ({"min_tokens": True}, WhyNot.BODY),
+        ({"stop_regex": "a+"}, WhyNot.STOP_AT_CUT),
         ({"prompt_embeds": "AA"}, WhyNot.PROMPT_FORM),
     ],
 )
@@ -116,6 +120,12 @@ def test_every_other_byte_of_a_completion_stays() -> None:
     body = b'{ "x": 1e400,\t"prompt" :"a\\u00e9" , "max_tokens": 9 , "stream":true}'
     expected = body.replace(b"9 ", b"7 ").replace(b'e9"', b'e9b\\"c"')
     assert continuation(COMPLETIONS, body, a_log(text("b"), text('"c'))) == Continuation(expected, Rest.TEXT)
+
+
+def test_of_equal_keys_the_last_one_counts_for_engines_and_here() -> None:
+    body = b'{"max_tokens":3,"prompt":"x","prompt":"p","max_tokens":9,"stream":true}'
+    expected = b'{"max_tokens":3,"prompt":"x","prompt":"pb","max_tokens":8,"stream":true}'
+    assert continuation(COMPLETIONS, body, a_log(text("b"))).body == expected
 
 
 def test_ids_stand_behind_ids() -> None:
@@ -193,6 +203,10 @@ def test_a_stop_string_that_may_straddle_the_cut_is_refused(stop: Any, sent: str
 def test_what_a_template_would_change_is_refused(sent: str, why_not: WhyNot | None) -> None:
     assert why_not_of_sent(CHAT, chat(), a_log(delta({"content": sent}))) is why_not
     assert why_not_of_sent(COMPLETIONS, completion(), a_log(text(sent))) is None
+
+
+def test_white_space_is_no_reason_where_the_template_keeps_it() -> None:
+    assert why_not_of_sent(CHAT, chat(), a_log(delta({"content": " a\n"})), template_strips=False) is None
 
 
 def test_the_rest_is_placed_by_its_own_prompt_and_for_the_same_client() -> None:
