@@ -122,6 +122,11 @@ def test_every_other_byte_of_a_completion_stays() -> None:
     assert continuation(COMPLETIONS, body, a_log(text("b"), text('"c'))) == Continuation(expected, Rest.TEXT)
 
 
+def test_a_least_length_that_is_reached_asks_for_nothing_more() -> None:
+    log = a_log(text("a"), text("b"))
+    assert json.loads(continuation(COMPLETIONS, completion(min_tokens=1), log).body)["min_tokens"] == 0
+
+
 def test_of_equal_keys_the_last_one_counts_for_engines_and_here() -> None:
     body = b'{"max_tokens":3,"prompt":"x","prompt":"p","max_tokens":9,"stream":true}'
     expected = b'{"max_tokens":3,"prompt":"x","prompt":"pb","max_tokens":8,"stream":true}'

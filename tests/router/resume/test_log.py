@@ -55,6 +55,22 @@ def test_what_is_known_does_not_depend_on_the_pieces(splits: list[int]) -> None:
     assert log.why_not is None
 
 
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_bytes_that_come_one_by_one_pass_event_by_event(line_end: bytes) -> None:
+    stream = STREAM.replace(b"\n", line_end)
+    log = a_log()
+    pieces = [log.feed(stream[at : at + 1]) for at in range(len(stream))]
+    passed = [piece for piece in pieces if piece]
+    assert b"".join(passed) == stream
+    assert len(passed) == stream.count(2 * line_end)
+
+
+def test_a_token_that_only_ends_the_answer_is_counted_and_not_gone_on_from() -> None:
+    log = a_log()
+    log.feed(text("a", token_ids=[5]) + text("", finish="stop", token_ids=[2]))
+    assert (log.tokens, log.ids, log.unseen_end) == (2, [5], True)
+
+
 def test_token_ids_make_the_count_exact() -> None:
     log = a_log()
     log.feed(text("a b", token_ids=[5, 6], prompt_token_ids=[1, 2]) + text("", token_ids=[7]))

@@ -65,6 +65,14 @@ def test_usage_is_of_both() -> None:
     assert stitcher.feed(chunk([], name="two", usage=said)) == chunk([], usage=joined)
 
 
+def test_a_counted_prompt_tells_how_many_tokens_shared_an_event() -> None:
+    """Ten tokens of prompt, three in one event, and one without text that ended the answer."""
+    stitcher = Stitcher(a_log(text("abc"), text("", finish="stop")), Rest.USAGE, prompt_tokens=10)
+    said = {"prompt_tokens": 13, "completion_tokens": 1, "total_tokens": 14}
+    joined = {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
+    assert stitcher.feed(chunk([], name="two", usage=said)) == chunk([], usage=joined)
+
+
 @pytest.mark.parametrize("said", [{}, {"prompt_tokens": "7"}, {"prompt_tokens": -1, "completion_tokens": True}])
 def test_a_usage_that_cannot_be_read_stays(said: dict[str, object]) -> None:
     stitcher = Stitcher(a_log(SENT), Rest.TEXT)
