@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check lock slice clean
+.PHONY: help demo test check lock slice bench-proxy clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,6 +27,9 @@ lock:  ## write requirements.lock anew from pyproject.toml (needs pip-tools)
 slice: $(READY)  ## cut the demo's traffic anew: make slice TRACE=conversation_trace.jsonl.gz
 	$(BIN)/python -m loadtest.replay.slices --trace $(TRACE) --fleet loadtest/demo/fleet.yaml \
 	  --out loadtest/demo/traffic.jsonl.gz
+
+bench-proxy: $(READY)  ## what a request costs here, in nginx and in the Rust routers: PEERS=folder installs those
+	$(BIN)/python -m loadtest.bench_proxy --out runs/bench-proxy.json $(if $(PEERS),--peers-venv $(PEERS))
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -168,23 +168,22 @@ class Estimates:
             remaining_tokens=self.remaining_tokens,
         )
 
-    def quantiles_s(self, path: Path, row: int) -> tuple[Column, Column]:
+    def quantiles_s(self, path: Path, row: int) -> tuple[list[float], list[float]]:
         """Quantiles of the first token at LEVELS of one candidate: as the mixture has them, and as issued.
 
         Both are needed later, when the outcome corrects the second.
         """
         at = COLUMN[path], row
-        hit, stored = float(self.hit_probability[at]), float(self.stored_probability[at])
+        hit, stored = self.hit_probability.item(at), self.stored_probability.item(at)
         outcomes = (
-            (hit, float(self.first_token_s[at])),
-            (stored, float(self.stored_s[row])),
-            (max(0.0, 1.0 - hit - stored), float(self.first_token_s[_RECOMPUTE, row])),
+            (hit, self.first_token_s.item(at)),
+            (stored, self.stored_s.item(row)),
+            (max(0.0, 1.0 - hit - stored), self.first_token_s.item((_RECOMPUTE, row))),
         )
-        scale, shift = (
-            float(np.asarray(values)[row] if np.ndim(values) else values) for values in (self.scale, self.shift)
-        )
-        raw = np.array(spread_quantiles_of_one_s(outcomes, LEVELS, scale=scale, shift=shift))
-        return raw, self._corrected(raw)
+        scale = self.scale if isinstance(self.scale, float) else self.scale.item(row)
+        shift = self.shift if isinstance(self.shift, float) else self.shift.item(row)
+        raw = spread_quantiles_of_one_s(outcomes, LEVELS, scale=scale, shift=shift)
+        return raw, raw if self.doubt is None else self.doubt.conformal.corrected_one(self.prompt_tokens, raw)
 
     @cached_property
     def quantile_grid_s(self) -> npt.NDArray[np.float64]:

@@ -119,6 +119,17 @@ class Conformal:
         factors = self.factors(prompt_tokens).reshape(-1, *[1] * (np.ndim(predicted_s) - 1))
         return np.asarray(np.maximum.accumulate(predicted_s * factors, axis=0))
 
+    def corrected_one(self, prompt_tokens: int, predicted_s: Sequence[float]) -> list[float]:
+        """`corrected` of one candidate, without arrays."""
+        require(len(predicted_s) == len(self.levels), "predicted_s", len(predicted_s), "not one for each level")
+        trackers = self._buckets[bucket_of(prompt_tokens)] or self._all
+        issued_s: list[float] = []
+        least_s = -inf
+        for predicted, tracker in zip(predicted_s, trackers, strict=True):
+            least_s = max(least_s, predicted * exp(tracker.theta))
+            issued_s.append(least_s)
+        return issued_s
+
     def overdue(self, prompt_tokens: int, level: int) -> None:
         """The quantile issued at `levels[level]` has passed without a first token, which may still be long in coming.
 

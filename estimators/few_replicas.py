@@ -43,7 +43,7 @@ class Asked:
     prompt : tokens, >= 1
     hbm : reusable tokens on each replica, < prompt; store : in the store, < prompt
     peers : replica each one would read from; None without peers
-    in_hbm, in_store : probability that a copy is there, for each replica; None: they are
+    in_hbm, in_store : probability that a copy is there, for each replica; None: they are, or nothing is believed to be
     """
 
     prompt: float
@@ -81,6 +81,7 @@ class FewReplicas:
         self._doubt = doubt
         self._unknown_ages = unknown_ages(rows)
         self._paths = MOST_PATHS if routes.egress else MOST_PATHS - 1 if routes.store else MOST_PATHS - 2
+        self._only_own = self._paths == MOST_PATHS - 2  # nothing but HBM
 
     def estimate(
         self,
@@ -94,18 +95,21 @@ class FewReplicas:
         """As `Estimator.estimate`. peers : replica each one would read from; None without peers"""
         doubt, block, prompt = self._doubt, request.block_tokens, float(max(request.prompt_tokens, 1))
         most = prompt - 1.0  # an engine always computes one token
+        hbm = [min(float(blocks * block), most) for blocks in held.local_blocks.tolist()]
+        store = min(float(held.store_blocks * block), most)
+        counts = doubt is not None and (peers is not None or any(hbm))
         asked = Asked(
             prompt=prompt,
-            hbm=[min(float(blocks * block), most) for blocks in held.local_blocks.tolist()],
-            store=min(float(held.store_blocks * block), most),
+            hbm=hbm,
+            store=store,
             peers=None if peers is None else peers.tolist(),
-            in_hbm=None if doubt is None else survival(doubt.hits, Tier.HBM, held, now_s).tolist(),
-            in_store=None if doubt is None else survival(doubt.hits, Tier.REMOTE, held, now_s).tolist(),
+            in_hbm=survival(doubt.hits, Tier.HBM, held, now_s).tolist() if doubt is not None and counts else None,
+            in_store=None if doubt is None or not store else survival(doubt.hits, Tier.REMOTE, held, now_s).tolist(),
             now_s=now_s,
         )
         numbers = self._numbers(asked, view, around)
         queue, pace_s, growth_s, decoding, remaining, stored_s = numbers[: len(_BY_ROW)]
-        grids = numbers[len(_BY_ROW) :].reshape(len(_BY_PATH), MOST_PATHS, view.rows)[:, : self._paths]
+        grids = numbers[len(_BY_ROW) :].reshape(len(_BY_PATH), -1, view.rows)[:, : self._paths]
         possible, reused, fetch, prefill, first, hit, stored = grids
         return Estimates(
             possible=possible > 0.0,
@@ -136,7 +140,7 @@ class FewReplicas:
         )
 
     def _numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> npt.NDArray[np.float64]:
-        """All of `_BY_ROW`, then each of `_BY_PATH` for all `MOST_PATHS`, shape (numbers, rows)."""
+        """All of `_BY_ROW`, then each of `_BY_PATH` for two or for all paths, shape (numbers, rows)."""
         straight = self._table.idle and self._bytes_per_token > 0.0
         ready = view.ready.tolist()
         waiting = known(view.foreign_waiting.tolist(), ready)
@@ -144,7 +148,10 @@ class FewReplicas:
         numbers: list[float] = []
         for number, row in enumerate(view.table.T.tolist()):
             own, work_s = self._of_row(number, asked, row, around, waiting[number], decoding[number])
-            stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s, straight)
+            if self._only_own:
+                stored_s, by_path = self._of_own(number, asked, ready[number], own[0], work_s)
+            else:
+                stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s, straight)
             numbers += own
             numbers.append(stored_s)
             numbers += by_path
@@ -186,7 +193,8 @@ class FewReplicas:
         # C of the prompt, by how much of it is reused, and of what waits.
         hbm = asked.hbm[number]
         works = []
-        for reused in (hbm, 0.0, asked.store, hbm if asked.peers is None else asked.hbm[asked.peers[number]]):
+        reusable = hbm, 0.0, asked.store, hbm if asked.peers is None else asked.hbm[asked.peers[number]]
+        for reused in reusable[:2] if self._only_own else reusable:
             new = prompt - reused
             pairs = new * (reused + 0.5 * new) if plain else float(costs.pairs(new, reused))
             works.append((new * token_s + head_s, pairs * pair_s, new))
@@ -220,6 +228,26 @@ class FewReplicas:
         if over > 0.0:  # never so where the capacity is not known
             queue_s = max(queue_s, over * others_output * pace_s / max(min(used, capacity), 1.0))
         return (queue_s, pace_s, growth_s, decodes, remaining + foreign_decoding * others_output), computed
+
+    def _of_own(
+        self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float]
+    ) -> tuple[float, Numbers]:
+        """`_by_path` for fleets that have nothing but HBM: the first two paths alone."""
+        local_s, recompute_s = work_s
+        hbm = asked.hbm[number]
+        in_hbm = asked.in_hbm[number] if asked.in_hbm is not None and hbm > 0.0 else 1.0
+        alone_s = queue_s + recompute_s
+        # fmt: off
+        return alone_s, (
+            ready and hbm > 0.0, ready and hbm == 0.0,
+            hbm, 0.0,
+            0.0, 0.0,
+            local_s, recompute_s,
+            queue_s + local_s, alone_s,
+            in_hbm, 1.0,
+            0.0, 0.0,
+        )
+        # fmt: on
 
     def _by_path(
         self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float], straight: bool

@@ -129,9 +129,25 @@ def mean_left_at_random(table: Table) -> float:
 
     Long answers are met more often than they are asked for, and half-way on average.
     """
-    share, excess = table[_LAST].tolist()
+    flat = table.reshape(-1)
+    return mean_left_of_parts([(1.0, flat, area(flat))])
+
+
+def mean_left_of_parts(parts: Iterable[tuple[float, Table, float]]) -> float:
+    """The same of a mixture: (weight, flat table, its `area`) of each part, weights summing to one."""
+    within = mean = share = excess = 0.0
+    for weight, flat, part_area in parts:
+        within += weight * part_area
+        mean += weight * flat.item(1)
+        share += weight * flat.item(-2)
+        excess += weight * flat.item(-1)
     beyond = excess * excess / share if share > 0 else 0.0
-    return float((table[:, 1] @ _TRAPEZOID + beyond) / table[0, 1])
+    return (within + beyond) / mean
+
+
+def area(flat: Table) -> float:
+    """The integral of what lengths exceed each x by, up to the last edge; `flat` as for `tail_at`."""
+    return float(flat[1::2] @ _TRAPEZOID)
 
 
 def mixture(parts: Iterable[tuple[float, Table]]) -> Table:

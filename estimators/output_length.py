@@ -15,14 +15,14 @@ Source    pseudo-counts: Ferguson 1973; cut-off answers: Efron 1967 (self-consis
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
 
 from estimators.length_tails import (
     Table,
+    area,
     drop_forgotten,
-    mean_left_at_random,
+    mean_left_of_parts,
     mixture,
     of_longer,
     of_memoryless,
@@ -38,10 +38,10 @@ REFRESH_SHARE = 4  # a rest is good for a quarter of what was produced
 
 _PRIOR = of_memoryless(PRIOR_TOKENS)
 _PRIOR_FLAT = _PRIOR.reshape(-1)
+_PRIOR_AREA = area(_PRIOR_FLAT)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """What an answer's length is learned by. Keys are hashes, so that no name a client chose is kept."""
 
     model: int
@@ -160,16 +160,28 @@ class OutputLength:
 
         More than half of the mean, since long answers are met more often: E[L^2] / (2 E[L]).
         """
-        return mean_left_at_random(mixture(self._parts(kind)))
+        left = 1.0
+        parts: list[tuple[float, Table, float]] = []
+        for lengths in self._levels(kind):
+            if lengths is not None:
+                parts.append((left * lengths.trust, lengths.flat, lengths.area))
+                left *= 1.0 - lengths.trust
+        parts.append((left, _PRIOR_FLAT, _PRIOR_AREA))
+        return mean_left_of_parts(parts)
 
     def _rest(self, max_tokens: int | None, kind: Kind, *produced: int) -> float:
         """Mean rest at one or more counts of tokens, each weighted by the share of answers that get there."""
         parts = self._parts(kind)
         share = excess = 0.0
         for tokens in produced:
-            tail = tail_at(tokens, parts)
-            share += tail.share if tokens > 0 else 1.0  # an answer may be empty
-            excess += tail.excess_tokens
+            if tokens > 0:
+                tail = tail_at(tokens, parts)
+                share += tail.share
+                excess += tail.excess_tokens
+            else:
+                share += 1.0  # an answer may be empty
+                for weight, flat in parts:
+                    excess += weight * flat.item(1)
         # Longer than doubles can tell: only the prior has an opinion, and it has no memory.
         rest = excess / share if share > 0.0 else PRIOR_TOKENS
         if max_tokens is None:
@@ -182,28 +194,49 @@ class OutputLength:
         """Belief about a kind: (weight, flat table) from the session to the prior; weights sum to one."""
         left = 1.0
         parts: list[tuple[float, Table]] = []
-        for lengths in (
-            None if kind.session is None else self._sessions.get(kind.session),
-            self._groups.get(kind.group),
-            self._models.get(kind.model),
-        ):
+        for lengths in self._levels(kind):
             if lengths is not None:
                 parts.append((left * lengths.trust, lengths.flat))
                 left *= 1.0 - lengths.trust
         parts.append((left, _PRIOR_FLAT))
         return parts
 
+    def _levels(self, kind: Kind) -> tuple[_Lengths | None, _Lengths | None, _Lengths | None]:
+        """What is known of a kind, from the session to the model."""
+        return (
+            None if kind.session is None else self._sessions.get(kind.session),
+            self._groups.get(kind.group),
+            self._models.get(kind.model),
+        )
+
 
 class _Lengths:
     """What one kind has shown. trust : weight of its own answers against the more general belief, 0..1."""
 
-    __slots__ = ("flat", "seen", "table", "trust")
+    __slots__ = ("_area", "flat", "seen", "table", "trust")
 
     def __init__(self) -> None:
         self.table = _PRIOR.copy()
         self.flat = self.table.reshape(-1)  # the same memory
         self.seen = 0
         self.trust = 0.0
+        self._area: float | None = None
+
+    @property
+    def area(self) -> float:
+        """`length_tails.area` of the table, worked out once after each answer it learned from."""
+        if self._area is None:
+            self._area = area(self.flat)
+        return self._area
+
+    def learn(self, answer: Table, count: int, strength: float) -> None:
+        """One more answer, of `count` that are looked back on."""
+        self.seen += 1
+        self.trust = count / (count + strength)
+        self.table += (answer - self.table) / count
+        if self.seen % 1024 == 0:
+            drop_forgotten(self.table)
+        self._area = None
 
 
 class _Level:
@@ -227,9 +260,4 @@ class _Level:
                 self._kinds.popitem(last=False)
             lengths = self._kinds[key] = _Lengths()
         self._kinds.move_to_end(key)
-        lengths.seen += 1
-        count = min(lengths.seen, self._memory)
-        lengths.trust = count / (count + self._strength)
-        lengths.table += (answer - lengths.table) / count
-        if lengths.seen % 1024 == 0:
-            drop_forgotten(lengths.table)
+        lengths.learn(answer, min(lengths.seen + 1, self._memory), self._strength)

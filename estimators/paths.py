@@ -8,6 +8,8 @@ from enum import Enum
 class Path(Enum):
     """Blocks in a replica's HBM are used on every path but RECOMPUTE; a path says what is added to them."""
 
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is Python code, run at every look-up
+
     LOCAL = "local"  # nothing: HBM alone
     RECOMPUTE = "recompute"  # nothing is reused
     REMOTE = "remote"  # blocks from the shared store: look-up, network, then the replica's host link

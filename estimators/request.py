@@ -31,6 +31,11 @@ class RequestFacts:
     priority : of those that wait, larger is sooner
     tenant : whose request it is, of those who share the fleet; "" when nobody says
     deadline_s : of its first token, from its arrival, > 0; None: the client named none
+    edited : fields of the body that the router changed or added
+    client : name of the key that let the client in; "" when none is needed
+    own_id : id the body gives the request, which its engine then uses; "" when it gives none
+    continues : id of the stored response it goes on from; "" for none
+    only : name of the one replica that can run it, because state it needs is there; "" when any can
     """
 
     request_id: str
@@ -52,3 +57,8 @@ class RequestFacts:
     priority: int = 0
     tenant: str = ""
     deadline_s: float | None = None
+    edited: tuple[str, ...] = ()
+    client: str = ""
+    own_id: str = ""
+    continues: str = ""
+    only: str = ""

@@ -35,7 +35,11 @@ class Choice:
 
 
 class Policy(Protocol):
-    """One rule. `choose` is asked only when at least one (replica, path) is possible."""
+    """One rule. `choose` is asked only when at least one (replica, path) is possible.
+
+    A class that says `reads_estimates = False` uses `possible` alone, by `usable_rows` and `path_at`; where nobody
+    else reads the rest, it is then not worked out.
+    """
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice: ...
 
@@ -58,10 +62,10 @@ def pick_smallest(values: npt.NDArray[np.float64], rng: np.random.Generator) -> 
 
     values : one dimension, at least one finite. Ties are exact up to one part in 10^12.
     """
-    smallest = float(values.min())
-    tied = np.flatnonzero(values <= smallest + 1e-12 * abs(smallest))
+    smallest = values.min().item()
+    tied = (values <= smallest + 1e-12 * abs(smallest)).nonzero()[0]
     if len(tied) == 1:
-        return int(tied[0]), 1.0
+        return tied.item(), 1.0
     return int(rng.choice(tied)), 1.0 / len(tied)
 
 
@@ -71,7 +75,7 @@ def choose_replica(
     """The replica with the smallest of `values` (rows,) among those with a possible path."""
     usable = estimates.usable_rows
     row, probability = pick_smallest(np.where(usable, values, np.inf), rng)
-    if int(usable.sum()) == 1:
+    if np.count_nonzero(usable) == 1:
         reason = Reason.ONLY_READY
     return Choice(row, estimates.path_at(row), reason, probability)
 
@@ -81,5 +85,5 @@ def choose_candidate(values: npt.NDArray[np.float64], estimates: Estimates, rng:
     masked = np.where(estimates.possible, values, np.inf)
     flat, probability = pick_smallest(masked.ravel(), rng)
     column, row = divmod(flat, masked.shape[1])
-    reason = Reason.LOWEST_ESTIMATE if int(estimates.usable_rows.sum()) > 1 else Reason.ONLY_READY
+    reason = Reason.LOWEST_ESTIMATE if np.count_nonzero(estimates.usable_rows) > 1 else Reason.ONLY_READY
     return Choice(row, PATHS[column], reason, probability)

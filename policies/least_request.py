@@ -17,6 +17,7 @@ from policies.base import Choice, Reason, choose_replica
 
 class LeastRequest:
     summary = "the fewest requests in flight"
+    reads_estimates = False
     reads = "requests booked per replica"
     source = "common practice"
 

@@ -26,6 +26,7 @@ class PrefixHash:
 
     summary = "consistent hashing of the prompt's beginning, with bounded loads"
     reads = "first tokens of the prompt, requests booked per replica"
+    reads_estimates = False
     source = "Mirrokni et al. 2018"
 
     def __init__(

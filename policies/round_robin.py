@@ -18,14 +18,14 @@ class RoundRobin:
     summary = "every replica in turn"
     reads = "which replicas are ready"
     source = "common practice"
+    reads_estimates = False
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._last = -1
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
-        usable = np.flatnonzero(estimates.usable_rows)
-        later = usable[usable > self._last]
-        row = int(later[0] if len(later) else usable[0])
+        usable = estimates.usable_rows.nonzero()[0].tolist()
+        row = next((row for row in usable if row > self._last), usable[0])
         self._last = row
         reason = Reason.NEXT_IN_TURN if len(usable) > 1 else Reason.ONLY_READY
         return Choice(row, estimates.path_at(row), reason)

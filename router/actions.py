@@ -16,7 +16,8 @@ class Cause(Enum):
     CONNECT = "connect"  # no connection within the limit, or refused
     NO_ANSWER = "no_answer"  # connection lost, or silent past the limit, before any response byte
     BAD_ANSWER = "bad_answer"  # bytes that are not HTTP, before anything was relayed
-    OVERLOADED = "overloaded"  # 429 or 503 head: meant for retry elsewhere, else relayed
+    OVERLOADED = "overloaded"  # 429, 502 or 503 head: meant for retry elsewhere, else relayed
+    ELSEWHERE = "elsewhere"  # it does not keep the response asked for: another may, else its answer is relayed
     BROKEN = "broken"  # lost or malformed after response bytes were relayed: never retried
 
 

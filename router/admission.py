@@ -48,6 +48,16 @@ class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     deadline_s: Seconds | None = None  # of the first token, of requests that name none
     late: Literal["best_effort", "refuse"] = "best_effort"  # refuse: 429 when no replica is expected to meet it
 
+    @property
+    def limits(self) -> bool:
+        """Whether a replica can be full."""
+        return self.max_in_flight is not None or self.max_prefills is not None
+
+    @property
+    def reads_estimates(self) -> bool:
+        """Whether who is let in depends on how long anything takes."""
+        return self.limits or self.late == "refuse"
+
 
 class Admission:
     """Limits, the queue, and what it tells clients. Replicas are rows; in_flight, prefills : of a row, now."""
@@ -62,7 +72,7 @@ class Admission:
         self._most_prefills = config.max_prefills or inf
         self._rate = DrainRate()
         self.backlog = Backlog(config.max_queued, config.shares)
-        self.limited = config.max_in_flight is not None or config.max_prefills is not None
+        self.limited = config.limits
 
     # Limits
 
@@ -82,7 +92,7 @@ class Admission:
 
     def with_room(self, rows: Sequence[int]) -> list[int]:
         """Of `rows`, those that are not full."""
-        return [row for row in rows if self.has_room(row)]
+        return [row for row in rows if self.has_room(row)] if self.limited else list(rows)
 
     # The queue
 

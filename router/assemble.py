@@ -33,6 +33,7 @@ from router.holdings import DirectoryHoldings, Holdings
 from router.names import ModelNames
 from router.other_tiers import OtherTiers
 from router.placing import Replica
+from router.plain import PlainDispatcher, reads_estimates
 from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
 from router.receipts import Receipt
@@ -63,6 +64,7 @@ def assemble(
     answers: Answers | None = None,
     written: WrittenStore | None = None,
     every_candidate: bool = True,
+    forecasts: bool = True,
 ) -> Core:
     """Build the deciding core of one router.
 
@@ -70,6 +72,8 @@ def assemble(
     answers : of a look-up service that knows the store and replicas' tiers, if there is one
     written : what is written through to a store without events, if there is one; kept up to date from here
     every_candidate : receipts name all that was possible, else only what was chosen
+    forecasts : somebody reads what was expected, or keeps what is learned; else rules that do not are spared it,
+        unless admission reads it
     epoch_s : Unix time at now_s = 0 of the clock that will drive it
     wrap_estimator : puts something between estimates and their readers, for experiments
 
@@ -101,12 +105,15 @@ def assemble(
         engine_decides=fleet.fetch.by == "engine",
         doubt=Doubt(HitProbability(view.names), ResidualSpread(view.names, uncalibrated=unknown), Conformal(LEVELS)),
     )
-    dispatcher = Dispatcher(
+    policy = build_policy(config.policy.name, config.policy.settings, config.seed)
+    estimated = forecasts or reads_estimates(policy) or config.admission.reads_estimates
+    make = Dispatcher if estimated else PlainDispatcher
+    dispatcher = make(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
         view=view,
         holdings=holdings_of(fleet, directory, answers=answers, written=written),
         estimator=wrap_estimator(estimator),
-        policy=build_policy(config.policy.name, config.policy.settings, config.seed),
+        policy=policy,
         policy_name=config.policy.name,
         by_load=LeastRequest(np.random.default_rng(config.seed)),
         on_receipt=on_receipt,

@@ -3,9 +3,9 @@
 Model     a look-up service is asked about prompts as they are read, and its answers serve the next ones; a store that
           says nothing is believed to hold what was computed. `router.other_tiers` joins both with the events, and
           keeps the belief about the store
-Valid     look-ups: prompts given as token ids, in bodies that are read at once, of the configured model and of none of
-          its adapters, which LMCache keeps under other keys
-Blind to  tokens of text prompts: nobody hands them on once their blocks are known
+Valid     look-ups: prompts whose tokens are known, given or made of text, of the configured model and of none of its
+          adapters, which LMCache keeps under other keys
+Blind to  what lies behind the first 256 KiB of a prompt's token ids: a service is asked about its beginning alone
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from estimators.request import RequestFacts
 from router.config import LookUpConfig, OtherTiersConfig, WrittenStoreConfig
 from router.errors import ConfigError
 from router.fleet import Fleet
-from router.prompts.body import Body, decoded, ids_given, prompts_in, salt_of
+from router.prompts.body import prompts_in
 from router.signals.lmcache import Controller, Coordinator
 from router.signals.looked_up import Answers
 from router.signals.lookups import LookupClient
@@ -29,6 +29,7 @@ from router.signals.written_store import WrittenStore
 
 Clock = Callable[[], float]
 _GIB = 2**30
+LONGEST_IDS_BYTES = 256 * 1024  # some 40,000 tokens: read and written in about a millisecond
 
 
 class BesideEvents:
@@ -88,15 +89,20 @@ class BesideEvents:
         """Whether prompts are looked up."""
         return self._client is not None
 
-    def read(self, request: RequestFacts, body: bytes) -> None:
-        """A prompt was read: have it looked up if it is one that can be."""
+    def read(self, request: RequestFacts, ids: bytes | memoryview, salt: str) -> None:
+        """A prompt was read: have it looked up if it is one that can be.
+
+        ids : JSON of its token ids, one list or a list of lists; salt : see `Identity`
+        """
         client = self._client
-        if client is None or not request.chain or request.chain_of_text or request.tokenised:
+        if client is None or not request.chain or request.chain_of_text:
             return
         if request.base_model != self._model or self._adapter_of(request.model):
             return
-        fields = decoded(body)
-        client.want(request.chain, _Ids(fields), salt=salt_of(fields))
+        beginning, tokens = beginning_of(ids)
+        if beginning is not None:
+            usable = request.chain if tokens is None else request.chain[: tokens // request.block_tokens]
+            client.want(usable, _Ids(beginning), salt=salt)
 
     def counted(self) -> dict[str, float]:
         """Prompts that could be looked up, by what became of them."""
@@ -121,14 +127,13 @@ class BesideEvents:
 
 
 class _Ids(Sequence[int]):
-    """Token ids of a body's longest prompt, read only when wanted: most prompts were asked about lately."""
+    """Token ids of a request's longest prompt, read only when wanted: most prompts were asked about lately."""
 
-    def __init__(self, fields: Body) -> None:
-        self._fields = fields
+    def __init__(self, ids: bytes | memoryview) -> None:
+        self._ids = ids
 
     def _read(self) -> Sequence[int]:
-        ids = ids_given(self._fields)
-        prompts = None if ids is None else prompts_in(ids)
+        prompts = prompts_in(self._ids)
         return max(prompts, key=len) if prompts else []
 
     @overload
@@ -140,6 +145,20 @@ class _Ids(Sequence[int]):
 
     def __len__(self) -> int:
         return len(self._read())
+
+
+def beginning_of(ids: bytes | memoryview) -> tuple[bytes | memoryview | None, int | None]:
+    """As much of a JSON list of token ids as is read on the event loop, and how many those are.
+
+    None for the number: it is all of them; None for the ids: several prompts that are too long together
+    """
+    if len(ids) <= LONGEST_IDS_BYTES:
+        return ids, None
+    cut = bytes(ids[:LONGEST_IDS_BYTES])
+    if b"[" in cut[1:]:
+        return None, None
+    whole = cut[: cut.rindex(b",")]
+    return whole + b"]", whole.count(b",") + 1
 
 
 def check_other_tiers(config: OtherTiersConfig, fleet: Fleet) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 import numpy as np
-import numpy.typing as npt
 
 from estimators.estimates import Estimates
 from estimators.hit_probability import TIER_ROW
@@ -24,9 +23,9 @@ from estimators.view import FleetView
 from policies.base import Choice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: checked assignments cost as much as all the numbers
 class Forecast:
-    """What was expected of one choice, to be compared with what came. Seconds from the moment of choice.
+    """What was expected of one choice, to be compared with what came; not to be changed. Seconds from the choice.
 
     first_token_s : if all believed blocks are there; recompute_s : if none is
     hit_probability : that all are
@@ -47,33 +46,34 @@ class Forecast:
     local_tokens: float
     host_tokens: float
     disk_tokens: float
-    age_s: npt.NDArray[np.float64]
+    age_s: list[float]
 
     def age_of(self, tier: Tier) -> float:
         """Age of what `tier` was to give."""
-        return float(self.age_s[TIER_ROW[tier]])
+        return self.age_s[TIER_ROW[tier]]
 
     @classmethod
     def of(cls, estimates: Estimates, choice: Choice) -> Forecast:
         """The forecast of `choice`."""
-        at = COLUMN[choice.path], choice.row
+        row = choice.row
+        at = COLUMN[choice.path], row
         raw, issued = estimates.quantiles_s(choice.path, choice.row)
         reused = estimates.reused_tokens[:, choice.row].tolist()
         local = reused[COLUMN[Path.LOCAL]]
         has_tiers = len(reused) > COLUMN[Path.HOST]
         host, disk = (reused[COLUMN[Path.HOST]], reused[COLUMN[Path.DISK]]) if has_tiers else (local, local)
         return cls(
-            first_token_s=float(estimates.first_token_s[at]),
-            recompute_s=float(estimates.first_token_s[COLUMN[Path.RECOMPUTE], choice.row]),
-            hit_probability=float(estimates.hit_probability[at]),
-            raw_quantiles_s=raw.tolist(),
-            quantiles_s=issued.tolist(),
-            queue_s=float(estimates.queue_s[choice.row]),
-            fetch_s=float(estimates.fetch_s[at]),
+            first_token_s=estimates.first_token_s.item(at),
+            recompute_s=estimates.first_token_s.item((COLUMN[Path.RECOMPUTE], row)),
+            hit_probability=estimates.hit_probability.item(at),
+            raw_quantiles_s=raw,
+            quantiles_s=issued,
+            queue_s=estimates.queue_s.item(row),
+            fetch_s=estimates.fetch_s.item(at),
             local_tokens=local,
             host_tokens=host,
             disk_tokens=disk,
-            age_s=estimates.age_s[:, choice.row].copy(),  # the rest is lent for one decision
+            age_s=estimates.age_s[:, row].tolist(),  # a copy: the rest is lent for one decision
         )
 
 
@@ -144,19 +144,20 @@ class Ledger:
         remaining_tokens: float,
     ) -> Booking:
         """Book `request` as `choice` says and as estimated; own_work_s : (linear, attention), output head excluded."""
-        row, column = choice.row, COLUMN[choice.path]
-        reused = float(estimates.reused_tokens[column, row])
-        compute_s = float(estimates.compute_s[column, row])
+        row = choice.row
+        at = COLUMN[choice.path], row
+        reused = estimates.reused_tokens.item(at)
+        compute_s = estimates.compute_s.item(at)
         linear_s, attention_s = own_work_s
         booking = Booking(
             request=request,
             row=row,
             placed_at_s=now_s,
-            ready_at_s=now_s + float(estimates.ready_s[column, row]),
+            ready_at_s=now_s + estimates.ready_s.item(at),
             compute_s=compute_s,
-            linear_s=linear_s + float(self._view.head_s[row]),
+            linear_s=linear_s + self._view.head_s.item(row),
             attention_s=attention_s,
-            held_s=max(0.0, compute_s - float(estimates.prefill_s[column, row])),
+            held_s=max(0.0, compute_s - estimates.prefill_s.item(at)),
             path=choice.path,
             forecast=Forecast.of(estimates, choice),
             remaining_tokens=remaining_tokens,
@@ -205,7 +206,7 @@ class Ledger:
         """Let time pass: a request that is not streamed shows no first token, so its prefill ends as expected."""
         if not self._silent:
             return
-        for row in np.flatnonzero(self._view.head_ends_s <= now_s).tolist():
+        for row in (self._view.head_ends_s <= now_s).nonzero()[0].tolist():
             while (head := next(iter(self._waiting[row]), None)) is not None:
                 ends_s = float(self._view.head_ends_s[row])
                 if head.request.streams or ends_s > now_s:

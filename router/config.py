@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -12,8 +12,11 @@ from router.errors import ConfigError
 from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
 from router.health import HealthConfig
 from router.http.contract import Count, Limits, Seconds, TimeOuts
+from router.http.tls import TlsConfig, UpstreamTlsConfig
 from router.retries import RetryConfig
+from router.safe_urls import SafeAddresses
 
+Section = TypeVar("Section", bound=msgspec.Struct)
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -30,7 +33,6 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     period_s: Seconds = 0.5  # shorter sees foreign load sooner, at one small request per replica and period
     timeout_s: Seconds = 2.0
     misses_to_down: Count = 3  # one missed poll proves nothing
-    api_key_env: str | None = None  # environment variable with the key the replicas want (vLLM's --api-key)
     # have vLLM tell its load in the heads of whole (not streamed) answers too; one more header for replica and client
     from_answers: bool = False
 
@@ -101,7 +103,19 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     port: Port = 30000
     admin_host: str = "0.0.0.0"
     admin_port: Port = 29000
-    admin_key_env: str | None = None  # environment variable with the key that POST /events wants; unset: nobody may
+    admin_key_env: str | None = None  # environment variable with the key of admin calls; unset: there are none
+    client_keys: str | None = None  # file of the keys that let clients in, relative to this file; unset: all may
+    # environment variable with the key replicas want (vLLM's --api-key); the fleet file may name others
+    api_key_env: str | None = None
+    # whether clients' own keys and cookies go on to replicas; unset: only while the router has neither client keys nor
+    # a key of its own for replicas. true: they do, in place of the router's
+    forward_credentials: bool | None = None
+    allow_link_local: bool = False  # lets a replica's URL lead to link-local and metadata addresses
+    relay_unknown: bool = True  # off: paths that no known engine has get 404
+    model_aliases: dict[str, str] = {}  # name that clients use -> name the replicas know
+    inject_usage: bool = False  # ask for the usage of every stream; clients that did not ask do not see it
+    tls: TlsConfig | None = None  # of the traffic port
+    upstream_tls: UpstreamTlsConfig | None = None  # of connections to https replicas
     policy: PolicyConfig = PolicyConfig()
     load: LoadConfig = LoadConfig()
     prompts: PromptConfig = PromptConfig()
@@ -127,14 +141,24 @@ def parse_config(text: bytes | str, where: str = "configuration") -> RouterConfi
 
 
 def load_config(path: Path) -> RouterConfig:
-    """Read a configuration file; a relative `fleet` or `prompts.tokenizer` becomes relative to it."""
+    """Read a configuration file; relative paths of other files it names become relative to it."""
     try:
         config = parse_config(path.read_bytes(), f"configuration file {path}")
     except OSError as exc:
         raise ConfigError(f"configuration file {path}: {exc.strerror}") from exc
-    if config.fleet is not None:
-        config = msgspec.structs.replace(config, fleet=str(path.parent / config.fleet))
-    return msgspec.structs.replace(config, prompts=_prompts_beside(config.prompts, path.parent))
+    folder = path.parent
+    return msgspec.structs.replace(
+        _beside(config, folder, "fleet", "client_keys"),
+        prompts=_prompts_beside(config.prompts, folder),
+        tls=config.tls and _beside(config.tls, folder, "certificate", "key", "client_ca"),
+        upstream_tls=config.upstream_tls and _beside(config.upstream_tls, folder, "ca", "certificate", "key"),
+    )
+
+
+def _beside(section: Section, folder: Path, *files: str) -> Section:
+    """The section with those of its files that are named relative to `folder`."""
+    named = {key: str(folder / value) for key in files if (value := getattr(section, key)) is not None}
+    return msgspec.structs.replace(section, **named)
 
 
 def _prompts_beside(prompts: PromptConfig, folder: Path) -> PromptConfig:
@@ -161,4 +185,22 @@ def fleet_of(config: RouterConfig) -> Fleet:
         check_url(config.other_tiers.look_up.url)
     if (config.fleet is None) == (not config.worker_urls):
         raise ConfigError("say where the replicas are: either `fleet` or `worker_urls` (--worker-urls URL ...)")
-    return load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])
+    check_aliases(config.model_aliases)
+    fleet = load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])
+    addresses_for(config).check_urls(replica.url or "" for replica in fleet.replicas)
+    return fleet
+
+
+def addresses_for(config: RouterConfig) -> SafeAddresses:
+    """Judge of the addresses that replicas may have."""
+    listeners = [(config.host, config.port), (config.admin_host, config.admin_port)]
+    return SafeAddresses(listeners, allow_link_local=config.allow_link_local)
+
+
+def check_aliases(aliases: dict[str, str]) -> None:
+    """Raise `ConfigError` when one is empty or leads to another: each request is renamed once."""
+    for alias, name in aliases.items():
+        if not alias or not name:
+            raise ConfigError("model_aliases: a name is empty")
+        if name in aliases:
+            raise ConfigError(f"model_aliases: {alias!r} leads to {name!r}, which is an alias too")

@@ -6,7 +6,7 @@ run a request on the rank that was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from estimators.request import RequestFacts
@@ -28,6 +28,7 @@ class TimedDecider:
     answered : told of each answer to a prompt that the router tokenised
     ranks : the rank of each row behind its URL; None where it is alone there
     asks_load : have engines tell their load in the heads of whole answers
+    fields : added to every request of each row, such as the key it wants
     """
 
     def __init__(
@@ -38,13 +39,16 @@ class TimedDecider:
         answered: Answered,
         ranks: Sequence[int | None],
         asks_load: bool = False,
+        fields: Callable[[int], Iterable[tuple[bytes, bytes]]] = lambda row: (),
     ) -> None:
         self._dispatcher = dispatcher
         self._took = took
         self._answered = answered
-        self._rank_fields = [[] if rank is None else [(RANK_HEADER, b"%d" % rank)] for rank in ranks]
+        self._fields = [
+            [*fields(row), *([] if rank is None else [(RANK_HEADER, b"%d" % rank)])] for row, rank in enumerate(ranks)
+        ]
         self._asks_load = asks_load
-        self._adds_fields = asks_load or any(self._rank_fields)
+        self._adds_fields = asks_load or any(self._fields)
         self.first_token: Callable[[Send, float], list[Action]] = dispatcher.first_token
         self.cancelled: Callable[[Send, float], list[Action]] = dispatcher.cancelled
 
@@ -67,7 +71,7 @@ class TimedDecider:
         if self._adds_fields:
             for action in actions:
                 if isinstance(action, Send):
-                    action.extra_headers += self._rank_fields[action.row]
+                    action.extra_headers += self._fields[action.row]
                     if self._asks_load and action.request.generates and not action.request.streams:
                         action.extra_headers.append(REQUEST_HEADER)
         return actions

@@ -48,7 +48,7 @@ class Directory:
     rows : replicas, rows 0..rows-1 of the fleet view, >= 1
     source_limit : engine hashes kept per source; beyond it the oldest go first (they only lose hits)
     memory_limit : hashes remembered to explain later events, over all sources, and unexplained ones per store name
-    cap : engine hashes kept over all sources and the store (about 100 bytes each); the oldest go first
+    cap : engine hashes kept over all sources and the store (about 80 bytes each); the oldest go first
     penalty_s : how long a copy that was not there, or did not come, gets no credit, > 0
     expected_limit : blocks of all requests in flight together
     expected_s : how long a request in flight is expected to leave its blocks, > 0
@@ -86,6 +86,7 @@ class Directory:
             self._ledger,
             rows,
             self._sources,
+            models=self._models,
             block_tokens=block_tokens,
             limit=source_limit,
             memory_limit=memory_limit,
@@ -152,11 +153,17 @@ class Directory:
                 source.clear()
 
     def drop_adapter(self, row: int, adapter: str) -> None:
-        """The adapter of this name was unloaded from `row`, or loaded anew, perhaps with other weights."""
+        """The adapter of this name was unloaded from `row`, or loaded anew, perhaps with other weights.
+
+        Whose prompts are in flight, or were guessed to be there, is not known: of those nothing is believed any more.
+        """
         self._settle()
-        source = self._sources.get(row)
+        self._expected.clear(row)
+        source, routed = self._sources.get(row), self._routed.get(row)
         if source is not None:
             source.drop_adapter(adapter)
+        if routed is not None:
+            routed.clear()
 
     def clear_store(self) -> None:
         """Believe nothing of the shared store any more."""
@@ -310,7 +317,7 @@ class Directory:
         if self._expected:
             self._expected.lapse(now_s)
             chain = hashes.tolist() if isinstance(hashes, np.ndarray) else hashes
-            expected = np.maximum(hbm, self._expected.leading(chain, self.rows))
+            expected = np.maximum(hbm, self._whole(self._expected.leading(chain, self.rows)))
         return Match(
             *(hbm, host, host_reach, disk_reach, in_store, expected, self._approximate),
             _ages=partial(self._ages, hashes, now_s),
@@ -378,9 +385,18 @@ class Directory:
                 doubted = {other.tier for other in doubts if (other.holder, other.depth) == (row, depth)}
                 if not together or not self._tiers_of(row, int(hashes[depth])).intersection(tiers) - doubted:
                     counts[row] = depth
+        return self._whole(counts)
+
+    def _whole(self, counts: Int32s) -> Int32s:
+        """Those counts, changed to whole blocks of engines whose blocks are several of ours."""
         for row in self._coarse:
             counts[row] -= counts[row] % self._sources[row].parts
         return counts
+
+    def _models(self) -> set[str]:
+        claims = [source.claims for source in self._sources.values()]
+        claims += [routed.claims for routed in self._routed.values()]
+        return {one.model for one in claims}
 
     def _tiers_of(self, row: int, block: int) -> set[Tier]:
         return {tier for tier, who in self._ledger.books.index.holders(block).items() if row in who}

@@ -24,7 +24,7 @@ from router.actions import Action, Cause, Ended, Hold, Outcome, Send
 from router.admission import Admission, AdmissionConfig
 from router.bookings import Ledger
 from router.endings import Endings
-from router.entrance import Entrance
+from router.entrance import Entrance, where_of
 from router.health import Health, HealthConfig, Trouble
 from router.holdings import Holdings
 from router.learning import Learning, PrefixCounters
@@ -35,6 +35,7 @@ from router.receipts import Receipt
 from router.retries import RetryBudget, RetryConfig
 from router.standing import Standing
 
+MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
 OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
 _TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
 
@@ -46,6 +47,7 @@ class Dispatcher:
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
     every_candidate : receipts name all that was possible, else only what was chosen
+    placing : how placements are made
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Dispatcher:
         learn_disciplines: bool = False,
         epoch_s: float = 0.0,
         every_candidate: bool = True,
+        placing: type[Placer] = Placer,
     ) -> None:
         self.view = view
         self.replicas = replicas
@@ -83,7 +86,7 @@ class Dispatcher:
             calibration_spreads or [KNOWN_SPREAD] * view.rows,
             learn_disciplines=learn_disciplines,
         )
-        self._placer = Placer(
+        self._placer = placing(
             replicas=replicas,
             view=view,
             holdings=holdings,
@@ -101,7 +104,11 @@ class Dispatcher:
         )
         self._endings = Endings(on_receipt)
         self._entrance = Entrance(
-            admission=self._admission, standings=self._standing, placer=self._placer, endings=self._endings
+            admission=self._admission,
+            standings=self._standing,
+            names=[replica.name for replica in replicas],
+            placer=self._placer,
+            endings=self._endings,
         )
         view.up[:] = False
 
@@ -118,14 +125,15 @@ class Dispatcher:
             prompt_exact=request.prompt_exact,
             streamed=request.streams,
             policy=self.policy_name,
+            client=request.client or None,
+            edited=request.edited,
         )
         if not any(standing.may_serve(request.model) for standing in self._standing):
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
         self._retries.request(now_s)
-        if request.generates:
-            self.learning.arrived(request, now_s)
+        self._placer.noticed(request, now_s)
         return [*self._entrance.enter(request, receipt, frozenset(), arrived_at_s=now_s, now_s=now_s), *others]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
@@ -160,8 +168,8 @@ class Dispatcher:
     def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         """`sent` came to nothing. When nothing was relayed and somebody else can take it, it is placed anew.
 
-        An overloaded replica that nobody can stand in for keeps its own answer: no action for this request, `sent`
-        stays open, and `finished` follows.
+        A replica that is overloaded, or does not keep the response asked for, keeps its own answer when nobody can
+        stand in for it: no action for this request, `sent` stays open, and `finished` follows.
 
         retry_after_s : what an overloaded replica asked for; None: it did not say
         """
@@ -169,16 +177,16 @@ class Dispatcher:
         receipt, health = placement.receipt, self._standing[sent.row].health
         if cause is Cause.OVERLOADED:  # no failure, but others first for as long as such answers ask for
             health.overloaded(now_s, OVERLOADED_S if retry_after_s is None else retry_after_s)
-        else:
+        elif cause is not Cause.ELSEWHERE:
             health.failed(_TROUBLES.get(cause, Trouble.SILENT), now_s)
         tried = placement.tried | {sent.row}
-        why_no_more = "" if cause is Cause.BROKEN else self._why_no_more(sent, tried, now_s)
+        why_no_more = "" if cause is Cause.BROKEN else self._why_no_more(sent, cause, tried, now_s)
         if cause is not Cause.BROKEN and not why_no_more:
             self._end_placement(placement, now_s)
             receipt.tried.append(sent.replica)
             again = self._entrance.enter(sent.request, receipt, tried, arrived_at_s=placement.arrived_at_s, now_s=now_s)
             return [*again, *self._entrance.let_go(now_s)]
-        if cause is Cause.OVERLOADED:
+        if cause in (Cause.OVERLOADED, Cause.ELSEWHERE):
             return []
         receipt.tried.append(sent.replica)
         receipt.cause = cause.value
@@ -203,6 +211,10 @@ class Dispatcher:
         """What time alone causes by `now_s`: unseen prefills end, waits time out, replicas may be tried again."""
         self._ledger.settle(now_s)
         return [*self._entrance.time_out(now_s), *self._entrance.let_go(now_s)]
+
+    def settle(self, now_s: float) -> None:
+        """Let unseen prefills end by `now_s`, for who looks at the fleet; nobody is sent on."""
+        self._ledger.settle(now_s)
 
     @property
     def next_due_s(self) -> float | None:
@@ -314,12 +326,15 @@ class Dispatcher:
 
     # Inside
 
-    def _why_no_more(self, sent: Send, tried: frozenset[int], now_s: float) -> str:
+    def _why_no_more(self, sent: Send, cause: Cause, tried: frozenset[int], now_s: float) -> str:
         """Why a request that failed gets no other attempt; "" when it does, which is then paid for."""
-        if sent.attempt >= self._max_attempts:
-            return f"no more than {self._max_attempts} attempts are made"
-        if not self._entrance.fit(sent.request.model, tried, now_s):
+        most = MOST_ASKED if cause is Cause.ELSEWHERE else self._max_attempts
+        if sent.attempt >= most:
+            return f"no more than {most} attempts are made"
+        if not self._entrance.fit(where_of(sent.request, tried), now_s):
             return "no other replica could take the request"
+        if cause is Cause.ELSEWHERE:  # asking around is no retry
+            return ""
         return "" if self._retries.take(now_s) else "the budget for second attempts is spent"
 
     def _up_or_down(self, row: int) -> None:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 from estimators.request import RequestFacts
 from router import refusals
@@ -31,6 +32,22 @@ ASKED = 8  # requests asked where they want to go, each for the price of a decis
 PASSED = 256  # requests passed over because they are known to want another replica
 
 log = logging.getLogger(__name__)
+
+
+class Where(NamedTuple):
+    """What decides who can take a request.
+
+    only : name of the one replica that can; "" for any. tried : rows that failed it
+    """
+
+    model: str
+    only: str
+    tried: frozenset[int]
+
+
+def where_of(request: RequestFacts, tried: frozenset[int]) -> Where:
+    """Who can take `request` after those `tried`."""
+    return Where(request.model, request.only, tried)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,26 +66,30 @@ class Candidacy:
     claim_row: int = -1
     claim_s: float = 0.0
     saved_s: float = 0.0
-    hold: Hold = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.hold = Hold(self.request)
+    hold: Hold | None = None  # once it waits
 
     @property
-    def where(self) -> Hashable:
-        """What decides who can take it."""
-        return self.request.model, self.tried
+    def where(self) -> Where:
+        """Who can take it."""
+        return where_of(self.request, self.tried)
 
 
 class Entrance:
-    """Owner of the queue. standings : of all replicas, kept up to date by the dispatcher"""
+    """Owner of the queue. standings : of all replicas, kept up to date by the dispatcher; names : of the same"""
 
     def __init__(
-        self, *, admission: Admission, standings: Sequence[Standing], placer: Placer, endings: Endings
+        self,
+        *,
+        admission: Admission,
+        standings: Sequence[Standing],
+        names: Sequence[str],
+        placer: Placer,
+        endings: Endings,
     ) -> None:
         self._admission = admission
         self._backlog = admission.backlog
         self._standings = standings
+        self._names = names
         self._placer = placer
         self._endings = endings
         self._looked_at_s = -inf  # when it was last seen who can go
@@ -79,13 +100,17 @@ class Entrance:
     ) -> list[Action]:
         """Place a request, let it wait, or refuse it; and who loses a place in the queue to it."""
         one = Candidacy(request, receipt, tried, arrived_at_s)
-        rows = self.fit(request.model, tried, now_s)
+        able = self._able(one.where)
+        rows = whose = fit(self._standings, able, tried, now_s)
         if not rows:
-            return [self._refuse(one, refusals.nobody_up(self.retry_after_s(now_s)), now_s)]
-        rows = self._trial(one, rows, now_s) or rows
+            return [self._refuse(one, self._nobody(request.only, self.retry_after_s(now_s)), now_s)]
+        if rows is not able:  # else all may be given anything
+            rows = self._trial(one, rows, now_s) or rows
         free = self._admission.with_room(rows) if request.generates else rows
+        if rows is not able:
+            whose = self._in_turn(rows, free, now_s)
         try:
-            expected = self._expected(one, rows, free, now_s)
+            expected = self._placer.expected(request, whose, len(able), now_s)
             action = self._offer(one, expected, free, self._claims_s, now_s) if free else None
             return [action] if action is not None else self._let_wait(one, expected, now_s)
         except Exception:
@@ -106,8 +131,10 @@ class Entrance:
         """Everybody who waits, for whom there is room now and who wants it, in order."""
         self._looked_at_s = now_s
         actions: list[Action] = []
+        if not len(self._backlog):
+            return actions
         asked: list[Candidacy] = []
-        while len(self._backlog) and (action := self._next(asked, now_s)) is not None:
+        while (action := self._next(asked, now_s)) is not None:
             actions.append(action)
         return actions
 
@@ -120,10 +147,10 @@ class Entrance:
         for one in map(_candidacy, self._backlog.expired(now_s)):
             refusal = refusals.queue_timeout(now_s - one.arrived_at_s, retry_after_s)
             actions.append(self._refuse_held(one, refusal, now_s))
-        for where in self._backlog.kinds():
-            model, tried = _model_and_tried(where)
-            if not set(serving(self._standings, model)) - tried:
-                nobody = refusals.nobody_up(retry_after_s)
+        for kind in self._backlog.kinds():
+            where = _where(kind)
+            if not set(self._able(where)) - where.tried:
+                nobody = self._nobody(where.only, retry_after_s)
                 gone = map(_candidacy, self._backlog.flush(where))
                 actions += [self._refuse_held(one, nobody, now_s) for one in gone]
         return actions
@@ -141,9 +168,9 @@ class Entrance:
         """A replica came or went: who can go is to be looked at as soon as possible."""
         self._looked_at_s = -inf
 
-    def fit(self, model: str, tried: frozenset[int], now_s: float) -> list[int]:
+    def fit(self, where: Where, now_s: float) -> list[int]:
         """Rows to choose from for a request, full ones included."""
-        return fit(self._standings, serving(self._standings, model), tried, now_s)
+        return fit(self._standings, self._able(where), where.tried, now_s)
 
     def retry_after_s(self, now_s: float) -> int:
         """What a client is told that is to come back later, whole seconds."""
@@ -151,18 +178,27 @@ class Entrance:
 
     # One request
 
+    def _able(self, where: Where) -> list[int]:
+        """Rows that are up and can run it, those that failed it included."""
+        rows = serving(self._standings, where.model)
+        return [row for row in rows if self._names[row] == where.only] if where.only else rows
+
+    def _nobody(self, only: str, retry_after_s: int) -> Refuse:
+        """Why no replica that is up can take a request. only : the one that could; "" for any"""
+        if only and only not in self._names:
+            return refusals.keeper_left(only)
+        return refusals.nobody_up(only, retry_after_s)
+
     def _trial(self, one: Candidacy, rows: list[int], now_s: float) -> list[int]:
         """The replica that it is to try, if one is due and has room; empty otherwise. A retry tries nothing."""
         if one.tried or not one.request.generates:
             return []
         return self._admission.with_room(on_trial(self._standings, rows, now_s))
 
-    def _expected(self, one: Candidacy, rows: list[int], free: list[int], now_s: float) -> Expected:
-        """On all of `rows` whose turn it is, and on one of `free` at least, if there are any."""
-        rows = in_turn(self._standings, rows, now_s)
-        if free and not any(row in rows for row in free):
-            rows = rows + free
-        return self._placer.expected(one.request, rows, len(serving(self._standings, one.request.model)), now_s)
+    def _in_turn(self, rows: list[int], free: list[int], now_s: float) -> list[int]:
+        """All of `rows` whose turn it is, and `free` if none of them is, so that one of these is there at least."""
+        whose = in_turn(self._standings, rows, now_s)
+        return whose if not free or any(row in whose for row in free) else whose + free
 
     def _offer(
         self, one: Candidacy, expected: Expected, free: list[int], claims_s: dict[int, float], now_s: float
@@ -202,11 +238,11 @@ class Entrance:
         ticket = admission.ticket(one.request, one.where, one, work_s=work_s, arrived_at_s=one.arrived_at_s)
         deadline_s = admission.deadline_s(one.request)
         if deadline_s is not None:
-            wait_s = admission.wait_s(ticket, len(serving(self._standings, one.request.model)), now_s)
+            wait_s = admission.wait_s(ticket, max(1, len(self._able(one.where))), now_s)
             first_token_s = now_s - one.arrived_at_s + wait_s + work_s
             if first_token_s > deadline_s:
                 return [self._refuse(one, refusals.too_late(first_token_s, deadline_s, whole_seconds(wait_s)), now_s)]
-        one.hold.ticket = ticket
+        one.hold = Hold(one.request, ticket=ticket)
         pushed_out = self._backlog.put(ticket)
         if pushed_out is None:
             return [one.hold]
@@ -234,7 +270,7 @@ class Entrance:
 
         def rows(where: Hashable) -> tuple[list[int], list[int]]:
             if where not in rows_of:
-                able = self.fit(*_model_and_tried(where), now_s)
+                able = self.fit(_where(where), now_s)
                 rows_of[where] = able, self._admission.with_room(able)
             return rows_of[where]
 
@@ -262,7 +298,9 @@ class Entrance:
         try:
             trial = self._trial(one, rows, now_s)
             rows, free = (trial, trial) if trial else (rows, free)
-            action = self._offer(one, self._expected(one, rows, free, now_s), free, claims_s, now_s)
+            whose, replicas = self._in_turn(rows, free, now_s), len(self._able(one.where))
+            expected = self._placer.expected(one.request, whose, replicas, now_s)
+            action = self._offer(one, expected, free, claims_s, now_s)
         except Exception:
             log.exception("a request that waited could not be placed")
             one.receipt.cause = "internal"
@@ -295,7 +333,6 @@ def _candidacy(ticket: Ticket) -> Candidacy:
     return ticket.what
 
 
-def _model_and_tried(where: Hashable) -> tuple[str, frozenset[int]]:
-    assert isinstance(where, tuple), "a ticket made here"
-    model, tried = where
-    return model, tried
+def _where(where: Hashable) -> Where:
+    assert isinstance(where, Where), "a ticket made here"
+    return where

@@ -84,6 +84,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     card : name of a card; None where it is not known
     url : http(s)://host:port; events, replay : addresses of its event publisher and of that one's replay
+    api_key_env : environment variable with the key it wants; None: as the whole fleet
     model, role, ranks, start_s, slow : read by the simulator; passed over here
     """
 
@@ -92,6 +93,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     url: str | None = None
     events: str | None = None
     replay: str | None = None
+    api_key_env: str | None = None
     model: str | None = None
     role: Literal["both", "prefill", "decode"] = "both"
     ranks: Count = 1
@@ -102,6 +104,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole fleet file. Of `engine` the router reads the token budget; `models` are passed over.
 
+    api_key_env : environment variable with the key the replicas want; None: as the configuration says
     Files are read with `load_fleet`: it knows `model: {config: path}` and cards that only change a known one.
     """
 
@@ -117,6 +120,7 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     tiers: TiersSpec | None = None
     peers: PeersSpec | None = None
     models: dict[str, ModelShape] = {}
+    api_key_env: str | None = None
 
     @property
     def step_tokens(self) -> int:
@@ -212,11 +216,21 @@ def check_fleet(fleet: Fleet) -> None:
         check_url(replica.url)
         if replica.card is not None:
             fleet.card(replica.card)
+    check_keys_of_ranks(fleet)
     if fleet.store is not None:
         check_address("store.events", fleet.store.events)
     for role, link in named_links(fleet):
         if link not in fleet.links:
             raise ConfigError(f"`{role}` names the link {link!r}, which `links` does not have")
+
+
+def check_keys_of_ranks(fleet: Fleet) -> None:
+    """Raise `ConfigError` when ranks of one server are said to want different keys."""
+    wanted: dict[str, str | None] = {}
+    for replica in fleet.replicas:
+        url = (replica.url or "").rstrip("/")
+        if wanted.setdefault(url, replica.api_key_env) != replica.api_key_env:
+            raise ConfigError(f"replicas that share {url} name different `api_key_env`; a server has one key")
 
 
 def named_links(fleet: Fleet) -> list[tuple[str, str]]:

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import msgspec
 
 import router
-from estimators.request import RequestFacts
 from router.actions import Send
 from router.admin import AdminPort
 from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble
 from router.beside_events import BesideEvents
 from router.config import RouterConfig
 from router.decider import TimedDecider, ranks_of
+from router.edits import BodyEdits
 from router.errors import ConfigError, PortInUse
-from router.fleet import Fleet, ReplicaSpec
-from router.http.contract import Read
+from router.fleet import Fleet
+from router.gate import Gate
 from router.http.head import RequestHead, ResponseHead
 from router.http.server import TrafficPort
+from router.http.tls import read_again, server_context
 from router.keeping import StateKeeper
-from router.learning import PrefixCounters
+from router.keys import SecretKey
+from router.keys_file import KeysFile
 from router.metrics import Metrics
+from router.model_list import merged
+from router.outbound import Outbound, key_in
 from router.prompts.production import Prompts
 from router.receipts import Receipt, ReceiptWriter
+from router.reported import Reported, reported_block_tokens
 from router.signals.load import Load
 from router.signals.load_board import LoadBoard
 from router.signals.orca import RESPONSE_HEADER
-from router.signals.poller import LoadPoller
-from router.signals.prometheus_text import load_of
+from router.signals.poller import MAX_PAGE_BYTES, LoadPoller
 from router.sources import EventSources
 from router.views import Views
 
@@ -49,18 +53,21 @@ class Gateway:
         self._fleet = fleet
         self._metrics = Metrics()
         self._writer: ReceiptWriter | None = None
-        self._warned_sizes: set[int] = set()
-        self._process_started_s: dict[int, float] = {}  # Unix time each replica's process says, by row
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
-        self._started_at = int(time.time())
+        self._outbound: Outbound
+        self._gate: Gate
+        self._keys: KeysFile | None = None
+        self._tls = None if config.tls is None else server_context(config.tls)
         self._session: aiohttp.ClientSession
         self._core: Core
         self._beside: BesideEvents
         self._prompts: Prompts
+        self._edits: BodyEdits | None = None
         self._asked_last = -1  # row of the replica that tokenised last
         self._sources: EventSources
         self._ranks = ranks_of([replica.url for replica in fleet.replicas])
         fresh_s = max(2.0, 2 * config.load.period_s)  # a poll counts until the next one is overdue
+        self._reported: Reported
         self._board = LoadBoard(len(fleet.replicas), self._on_load, fresh_s=fresh_s)
         self._poller: LoadPoller
         self._traffic: TrafficPort
@@ -94,14 +101,27 @@ class Gateway:
         while self._closers:
             await self._closers.pop()()
 
+    def reload(self) -> None:
+        """Read the files of client keys and of the certificate again; what cannot be used changes nothing."""
+        if self._keys is not None:
+            self._keys.reload()
+        if self._tls is not None and self._config.tls is not None:
+            try:
+                read_again(self._tls, self._config.tls)
+            except ConfigError as exc:
+                log.warning("the certificate stays as it was: %s", exc)
+            else:
+                log.info("the certificate was read again")
+
     def cut(self) -> None:
         """Cut the streams a `stop` in progress is waiting for, visibly."""
         self._traffic.cut()
 
     async def _start(self) -> None:
-        headers = control_headers(self._config)
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+        self._outbound = Outbound(self._config, self._fleet)
+        self._session = self._outbound.session()
         self._closers.append(self._session.close)
+        self._open_gate()
         self._open_receipts()
         reported = await reported_block_tokens(self._session, self._fleet, self._config.load.timeout_s)
         block_tokens = self._fleet.block_tokens or reported or DEFAULT_BLOCK_TOKENS
@@ -114,13 +134,17 @@ class Gateway:
             block_tokens=block_tokens,
             answers=self._beside.answers,
             written=self._beside.written,
+            every_candidate=self._writer is not None,
+            forecasts=self._writer is not None or self._config.state.path is not None,
         )
         self._start_keeping()
-        await self._start_prompts(has_key=bool(headers))
+        await self._start_prompts()
+        self._start_edits()
         self._sources = EventSources(
             self._fleet, self._core.directory, self._session, self._clock, on_pushed_load=self._board.pushed
         )
         self._closers.append(self._sources.stop)
+        self._reported = Reported(self._fleet, self._core, self._sources, self._prompts, self._clock)
         self._sources.follow_store()
         self._start_poller()
         self._make_traffic_port()
@@ -146,18 +170,37 @@ class Gateway:
             keeper.start()
             self._closers.append(keeper.stop)
 
-    async def _start_prompts(self, *, has_key: bool) -> None:
+    def _open_gate(self) -> None:
+        config = self._config
+        key = admin_key(config)
+        self._gate = Gate(admin=None if key is None else SecretKey(key))
+        if config.client_keys is None:
+            log.warning("no client_keys: whoever reaches %s:%d may use the replicas", config.host, config.port)
+            return
+        self._keys = KeysFile(Path(config.client_keys), self._gate)
+        self._keys.start()
+        self._closers.append(self._keys.stop)
+
+    async def _start_prompts(self) -> None:
         self._prompts = Prompts(
             self._config.prompts,
             self._core.prompts,
             self._session,
             url_of=self._tokenizing_url,
-            has_key=has_key,
+            has_key=self._outbound.keeps_credentials,
             clock=self._clock,
             registry=self._metrics.registry,
+            told=self._beside.read if self._beside.asks else None,
         )
         self._closers.append(self._prompts.stop)
         await self._prompts.start()
+
+    def _start_edits(self) -> None:
+        """Bodies are edited before anything reads them, if at all."""
+        aliases, asks_usage = self._config.model_aliases, self._config.inject_usage
+        if aliases or asks_usage:
+            self._edits = BodyEdits(self._prompts.read, aliases=aliases, asks_usage=asks_usage)
+            self._closers.append(self._edits.stop)
 
     def _tokenizing_url(self, model: str) -> str | None:
         """Whom to ask for the tokens of a base model: the replicas that serve it, in turn."""
@@ -173,10 +216,10 @@ class Gateway:
     def _start_poller(self) -> None:
         load = self._config.load
         self._poller = LoadPoller(
-            self._session,
+            partial(self._outbound.fetcher, max_body_bytes=MAX_PAGE_BYTES),
             on_load=self._board.polled,
             on_up=self._on_up,
-            on_down=self._on_down,
+            on_down=self._reported.down,
             period_s=load.period_s,
             timeout_s=load.timeout_s,
             misses_to_down=load.misses_to_down,
@@ -200,6 +243,7 @@ class Gateway:
             poller=self._poller,
             traffic=self._traffic,
             writer=self._writer,
+            keys=self._keys,
             clock=self._clock,
         )
         self._admin = AdminPort(
@@ -221,20 +265,30 @@ class Gateway:
                 answered=self._prompts.answered,
                 ranks=self._ranks,
                 asks_load=config.load.from_answers,
+                fields=self._outbound.fields,
             ),
-            read_prompt=self._read_and_look_up if self._beside.asks else self._prompts.read,
+            read_prompt=self._edits.read if self._edits is not None else self._prompts.read,
             answer=self._answer,
             clock=self._clock,
             limits=config.limits,
             times=config.time_outs,
             heard=self._heard,
+            upstream_tls=self._outbound.tls,
+            upstream_tls_name=self._outbound.tls_name,
+            allowed_address=self._outbound.addresses.refused,
+            admit=self._gate.admit,
+            admin=self._gate.admin,
+            endpoints=self._outbound.endpoints,
+            relay_unknown=config.relay_unknown,
+            drops=self._outbound.drops,
+            via=self._gate.via,
         )
 
     async def _start_traffic(self) -> None:
         config = self._config
         self._closers.append(self._stop_traffic)
         try:
-            await self._traffic.start(config.host, config.port)
+            await self._traffic.start(config.host, config.port, tls=self._tls)
         except OSError as exc:
             raise PortInUse(config.host, config.port, "traffic", exc.strerror or str(exc)) from exc
 
@@ -264,79 +318,20 @@ class Gateway:
             self._board.load_from_response(sent.row, [(RESPONSE_HEADER, told)], self._clock())
 
     def _on_load(self, row: int, load: Load, sent_s: float, received_s: float) -> None:
-        dispatcher, block_tokens = self._core.dispatcher, self._core.prompts.block_tokens
-        capacity_tokens = load.max_tokens or (load.num_gpu_blocks or 0) * (load.block_size or 0)
-        if capacity_tokens:
-            dispatcher.capacity_reported(row, float(capacity_tokens))
-        if capacity_tokens >= block_tokens:
-            self._sources.capacity_reported(row, int(capacity_tokens) // block_tokens)
-        counters = None
-        if load.prefix_queries is not None and load.prefix_hits is not None:
-            counters = PrefixCounters(load.prefix_queries, load.prefix_hits)
-        dispatcher.load_reported(
-            row,
-            running=load.running,
-            waiting=load.waiting,
-            sent_s=sent_s,
-            now_s=received_s,
-            kv_used_share=load.kv_usage,
-            prefix=counters,
-        )
-        self._notice_restart(row, load)
-        if load.block_size not in (None, block_tokens) and row not in self._warned_sizes:
-            self._warned_sizes.add(row)
-            log.warning(
-                "%s has blocks of %s tokens, the router expects %d: its cache cannot be matched; set block_tokens in a"
-                " fleet file, or start the router after the replicas",
-                *(self._fleet.replicas[row].name, load.block_size, block_tokens),
-            )
-
-    def _notice_restart(self, row: int, load: Load) -> None:
-        """A process that started anew, or sleeps, holds nothing, whether or not its event stream said so."""
-        restarted = load.started_s is not None and (
-            self._process_started_s.setdefault(row, load.started_s) != load.started_s
-        )
-        if restarted and load.started_s is not None:
-            self._process_started_s[row] = load.started_s
-            log.warning("%s was restarted: what it held is forgotten", self._fleet.replicas[row].name)
-        if restarted or load.asleep:
-            self._core.directory.clear(row)
-        if restarted:
-            self._core.dispatcher.learning.restarted(row)
+        self._reported.load(row, load, sent_s, received_s)
 
     def _on_up(self, row: int, models: tuple[str, ...]) -> None:
-        replica = self._fleet.replicas[row]
-        parents = self._poller.endpoints[(replica.url or "").rstrip("/")].parents
-        self._core.names.listed(row, models, parents)
-        self._core.dispatcher.replica_up(row, frozenset(models), self._clock())
-        base, _ = self._core.names.resolve(models[0] if models else "")
-        self._sources.replica_up(row, base)
-        self._prompts.replica_up(replica.name, replica.url or "", model=base, name=models[0] if models else "")
-        log.info("%s is up and serves %s", replica.name, ", ".join(models) or "what it does not say")
-        if not models:
-            log.warning("%s named no models (does it want a key? load.api_key_env): no prompt is matched", replica.name)
-
-    def _on_down(self, row: int, reason: str) -> None:
-        self._core.dispatcher.replica_down(row)
-        if self._sources.is_guessed(row):  # nobody will announce what it lost
-            self._core.directory.clear(row)
-        log.warning("%s is down: %s", self._fleet.replicas[row].name, reason)
+        url = (self._fleet.replicas[row].url or "").rstrip("/")
+        listed = self._poller.endpoints[url]
+        self._reported.up(row, models, listed.parents, listed.roots)
 
     # Prompts and answers
-
-    def _read_and_look_up(self, head: RequestHead, body: bytes) -> Read | asyncio.Future[Read]:
-        read = self._prompts.read(head, body)
-        if isinstance(read, RequestFacts):
-            self._beside.read(read, body)
-        return read
 
     def _answer(self, head: RequestHead) -> tuple[int, bytes]:
         """The router's own answers on the traffic port."""
         if head.path == "/v1/models":
-            cards = [
-                {"id": name, "object": "model", "created": self._started_at, "owned_by": "tfirst"}
-                for name in self._core.dispatcher.models
-            ]
+            lists = [endpoint.cards for endpoint in self._poller.endpoints.values() if endpoint.up]
+            cards = merged(lists, self._config.model_aliases)
             return 200, msgspec.json.encode({"object": "list", "data": cards})
         if head.path == "/version":
             return 200, msgspec.json.encode({"version": router.__version__})
@@ -355,38 +350,6 @@ class Gateway:
             self._writer.write(receipt)
 
 
-def control_headers(config: RouterConfig) -> dict[str, str]:
-    """Headers of the router's own calls to replicas: the key they want, from the environment."""
-    key = _key("load.api_key_env", config.load.api_key_env)
-    return {} if key is None else {"authorization": f"Bearer {key}"}
-
-
 def admin_key(config: RouterConfig) -> str | None:
-    """What a POST on the admin port must carry, from the environment; None: nobody may post."""
-    return _key("admin_key_env", config.admin_key_env)
-
-
-def _key(setting: str, variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key or not key.isprintable() or not key.isascii():
-        raise ConfigError(f"{setting} names the environment variable {variable}, which holds no usable key")
-    return key
-
-
-async def reported_block_tokens(session: aiohttp.ClientSession, fleet: Fleet, timeout_s: float) -> int | None:
-    """Block size the replicas report, when the fleet file does not say: the first answer wins, None without any."""
-    if fleet.block_tokens is not None:
-        return None
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-
-    async def ask(replica: ReplicaSpec) -> int | None:
-        try:
-            async with session.get(f"{replica.url}/metrics", timeout=timeout) as response:
-                return load_of(await response.text()).block_size
-        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
-            return None
-
-    sizes = await asyncio.gather(*(ask(replica) for replica in fleet.replicas))
-    return next((size for size in sizes if size is not None), None)
+    """What admin calls must carry, from the environment; None: nobody may make any."""
+    return key_in("admin_key_env", config.admin_key_env)

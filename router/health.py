@@ -74,7 +74,8 @@ class Health:
         self._probed_at_s = -inf
         self._heard_at_s = -inf
         self._moved_at_s = -inf  # counters moved, nothing ran, or nothing was known
-        self._returned_at_s = -inf
+        self._slow_until_s = -inf  # not every turn until then
+        self.at_ease_s = -inf  # from when it may be given any request; inf while its breaker is open
         self._turns = 0.0
         self._identity: Hashable = None
 
@@ -156,12 +157,14 @@ class Health:
         """A request failed there."""
         self.failures += 1
         self.avoid_until_s = max(self.avoid_until_s, now_s + self._config.avoid_s)
+        self._ease()
         if self.trouble is not None or self.failures >= self._config.failures_to_open:
             self._open(trouble, now_s)
 
     def overloaded(self, now_s: float, patience_s: float) -> None:
         """It said that it has too much to do: no failure, but others first for `patience_s`."""
         self.avoid_until_s = max(self.avoid_until_s, now_s + patience_s)
+        self._ease()
 
     def trial_over(self, now_s: float) -> None:
         """A trial ended without showing anything, by a client error or a client that left: the next may begin."""
@@ -186,8 +189,10 @@ class Health:
     def share(self, now_s: float) -> float:
         """Of its turns, how many it should get: 1, or less while it starts slowly."""
         length_s = self._config.slow_start_s
-        passed_s = now_s - self._returned_at_s
-        return 1.0 if passed_s >= length_s else LEAST_SHARE + (1.0 - LEAST_SHARE) * max(0.0, passed_s) / length_s
+        if now_s >= self._slow_until_s:
+            return 1.0
+        passed_s = max(0.0, now_s - (self._slow_until_s - length_s))
+        return LEAST_SHARE + (1.0 - LEAST_SHARE) * passed_s / length_s
 
     def takes_turn(self, now_s: float) -> bool:
         """Whether this turn is one of its share; spread evenly. To be asked once for each choice."""
@@ -213,8 +218,13 @@ class Health:
             self._next_trial_s = now_s + self._config.trial_interval_s
         self._trial_out = False
         self.trouble = trouble
+        self._ease()
 
     def _close(self, now_s: float, *, slowly: bool) -> None:
         self.trouble, self.failures, self._trial_out = None, 0, False
         if slowly:
-            self._returned_at_s, self._turns = now_s, 0.0
+            self._slow_until_s, self._turns = now_s + self._config.slow_start_s, 0.0
+        self._ease()
+
+    def _ease(self) -> None:
+        self.at_ease_s = inf if self.trouble is not None else max(self.avoid_until_s, self._slow_until_s)

@@ -106,7 +106,7 @@ class DirectoryHoldings(Holdings):
 
     def _ages_of(self, match: Match) -> npt.NDArray[np.float64]:
         """By tier; what a request in flight will have left there is new."""
-        ages = np.empty((len(TIER_ROW), self._directory.rows))
+        ages = np.full((len(TIER_ROW), self._directory.rows), np.nan)
         ages[TIER_ROW[Tier.HBM]] = match.hbm_age_s
         if match.expected_blocks is not match.hbm_blocks:
             ages[TIER_ROW[Tier.HBM]][match.expected_blocks > match.hbm_blocks] = 0.0

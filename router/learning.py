@@ -88,6 +88,7 @@ class Learning:
         ]
         self._pace = [ScaleCalibration() for _ in range(view.rows)]
         self._traffic: dict[str, Traffic] = {}
+        self._kind: tuple[RequestFacts, Kind] | None = None  # of the request asked about last
         self._output = OutputLength()
         self._characters_per_token = characters_per_token
         self._names_reuse: set[int] = set()  # rows whose usage has named reused tokens
@@ -102,13 +103,13 @@ class Learning:
             arrival_rps=traffic.rate_rps(now_s) / max(replicas, 1),
             mean_compute_s=traffic.mean_compute_s,
             mean_context_tokens=traffic.mean_context_tokens,
-            output_tokens=max(1.0, self._output.expected(request.max_tokens, kind_of_request(request))),
+            output_tokens=max(1.0, self._output.expected(request.max_tokens, self._kind_of(request))),
             others_output_tokens=max(1.0, self._output.running_tokens(kind_of_model(request))),
         )
 
     def remaining_tokens(self, request: RequestFacts) -> float:
         """Output a request like this has yet to produce when met at a random moment of its decode, expected."""
-        running = self._output.running_tokens(kind_of_request(request))
+        running = self._output.running_tokens(self._kind_of(request))
         return running if request.max_tokens is None else min(running, float(request.max_tokens))
 
     def arrived(self, request: RequestFacts, now_s: float) -> None:
@@ -202,6 +203,8 @@ class Learning:
         """What the hit probability of a booking rests on: its weakest tier; None where nothing is reused."""
         doubt = self._estimator.doubt
         if doubt is None:
+            return None
+        if booking.reused_tokens <= 0.0:
             return None
         weakest = -1
         for part in parts_of(booking):
@@ -338,9 +341,18 @@ class Learning:
         Beyond a number of names, which clients could choose freely, they share one.
         """
         model = request.base_model or request.model
-        if model not in self._traffic and len(self._traffic) >= MODELS_APART:
-            model = ""
-        return self._traffic.setdefault(model, Traffic())
+        traffic = self._traffic.get(model)
+        if traffic is None:
+            if len(self._traffic) >= MODELS_APART:
+                model = ""
+            traffic = self._traffic.setdefault(model, Traffic())
+        return traffic
+
+    def _kind_of(self, request: RequestFacts) -> Kind:
+        """`kind_of_request`, worked out once for the questions of one decision."""
+        if self._kind is None or self._kind[0] is not request:
+            self._kind = request, kind_of_request(request)
+        return self._kind[1]
 
 
 def kind_of_model(request: RequestFacts) -> Kind:

@@ -49,6 +49,9 @@ class Metrics:
             buckets=DECISION_BUCKETS,
             registry=registry,
         )
+        self.client_requests = Counter(
+            "tfirst_client_requests", "Requests by the name of the key they came with", ["client"], registry=registry
+        )
         self.choices = Counter("tfirst_choices", "Decisions by path and reason", ["path", "reason"], registry=registry)
         self.prompt_tokens = Counter(
             "tfirst_prompt_tokens", "Prompt tokens by where they were expected from", ["source"], registry=registry
@@ -73,18 +76,33 @@ class Metrics:
             ["source", "state"],
             registry=registry,
         )
+        self.keys_rejected = Gauge(
+            "tfirst_client_keys_rejected",
+            "1 while the keys file cannot be used and older keys count",
+            registry=registry,
+        )
         self.receipts_dropped = Gauge("tfirst_receipts_dropped", "Receipts lost since start", registry=registry)
+        self._requests, self._choices = _Children(self.requests), _Children(self.choices)
+        self._from = {source: self.prompt_tokens.labels(source) for source in ("local", "remote", "recompute")}
 
     def count(self, receipt: Receipt) -> None:
         """Take a finished receipt into account."""
-        self.requests.labels(receipt.outcome).inc()
+        self._requests[receipt.outcome or "",].inc()
+        if receipt.client is not None:
+            self.client_requests.labels(receipt.client).inc()
         choice = receipt.choice
         if choice is not None and receipt.reason is not None:
-            self.choices.labels(choice.path, receipt.reason).inc()
+            self._choices[choice.path, receipt.reason].inc()
             computed = receipt.prompt_tokens - choice.local_tokens - choice.fetched_tokens
-            self.prompt_tokens.labels("local").inc(choice.local_tokens)
-            self.prompt_tokens.labels("remote").inc(choice.fetched_tokens)
-            self.prompt_tokens.labels("recompute").inc(max(0, computed))
+            for source, tokens in (
+                ("local", choice.local_tokens),
+                ("remote", choice.fetched_tokens),
+                ("recompute", computed),
+            ):
+                if tokens > 0:
+                    self._from[source].inc(tokens)
+        elif receipt.reason is not None:  # placed without estimates
+            self._choices["unknown", receipt.reason].inc()
         if receipt.first_token_s is not None:
             self.first_token.observe(receipt.first_token_s)
             if choice is not None and receipt.placed_s is not None:
@@ -128,6 +146,18 @@ class Metrics:
 
 def _by_value(counts: Mapping[Origin, int]) -> dict[str, float]:
     return {origin.value: total for origin, total in counts.items()}
+
+
+class _Children(dict[tuple[str, ...], Counter]):
+    """The children of one counter by their labels: finding one by the client library costs more than counting."""
+
+    def __init__(self, family: Counter) -> None:
+        super().__init__()
+        self._family = family
+
+    def __missing__(self, labels: tuple[str, ...]) -> Counter:
+        child = self[labels] = self._family.labels(*labels)
+        return child
 
 
 class _CountedElsewhere(Collector):

@@ -26,13 +26,15 @@ _LOCAL = COLUMN[Path.LOCAL]
 
 
 class Notes:
-    """One decision, made at `now_s`."""
+    """One decision, made at `now_s` by what is `held`."""
 
-    __slots__ = ("_age_s", "_choice", "_estimates", "_names", "_samples", "chosen")
+    __slots__ = ("_age_s", "_choice", "_estimates", "_guessed", "_names", "_samples", "_store_guessed", "chosen")
 
-    def __init__(self, estimates: Estimates, choice: Choice, view: FleetView, now_s: float) -> None:
+    def __init__(self, estimates: Estimates, choice: Choice, held: Held, view: FleetView, now_s: float) -> None:
         self._estimates = estimates
         self._choice = choice
+        self._guessed = held.approximate
+        self._store_guessed = held.store_approximate
         self._names = view.names
         self._age_s = now_s - view.sampled_at_s
         self._samples = view.samples.copy()
@@ -43,6 +45,7 @@ class Notes:
         estimates, row, path = self._estimates, self._choice.row, self._choice.path
         at = COLUMN[path], row
         local = 0 if path is Path.RECOMPUTE else int(estimates.reused_tokens[_LOCAL, row])
+        fetched = int(estimates.reused_tokens[at]) - local
         age_s = self._age_s.item(row)
         return Candidate(
             replica=self._names[row],
@@ -54,13 +57,24 @@ class Notes:
             expected_s=estimates.expected_s.item(at),
             hit_probability=estimates.hit_probability.item(at),
             local_tokens=local,
-            fetched_tokens=int(estimates.reused_tokens[at]) - local,
+            fetched_tokens=fetched,
             pace_s=estimates.pace_s.item(row),
             queue_price_s=estimates.queue_price_s.item(at),
             decode_price_s=estimates.decode_price_s.item(at),
             signal_age_s=None if isnan(age_s) else age_s,
             calibration=calibration_state(self._samples.item(row)),
+            approximate=self._is_guess(row, path, local, fetched),
         )
+
+    def _is_guess(self, row: int, path: Path, local: int, fetched: int) -> bool:
+        """Whether some of what this candidate reuses is there by guess: its own copies, its peer's or the store's."""
+        guessed, peers = self._guessed, self._estimates.peers
+        if path is Path.REMOTE and fetched and self._store_guessed:
+            return True
+        if guessed is None:
+            return False
+        from_guess = path is Path.PEER and fetched > 0 and peers is not None and bool(guessed[peers[row]])
+        return from_guess or (local > 0 and bool(guessed[row]))
 
     def candidates(self) -> tuple[list[Candidate], int | None]:
         """All that were possible, and the place of the chosen one among them; None where it was not possible."""
@@ -85,6 +99,7 @@ class Notes:
             strict=True,
         )
         candidates: list[Candidate] = []
+        guesses = self._store_guessed or (self._guessed is not None and self._guessed.any())
         # fmt: off
         for (
             column, row, queue, fetch, compute, first, mean, hit, local, reused, pace, behind, beside, age_s, samples
@@ -115,6 +130,8 @@ class Notes:
                     calibration_state(samples),
                 )
             )
+            if guesses:
+                candidates[-1].approximate = self._is_guess(row, path, own, int(reused) - own)
         return candidates, chosen
 
 
@@ -129,21 +146,17 @@ def note_choice(receipt: Receipt, choice: Choice, estimates: Estimates) -> None:
     receipt.mean_compute_s = around.mean_compute_s
 
 
-def note_chosen(
-    chosen: Candidate, booking: Booking, held: Held, view: FleetView, learning: Learning, now_s: float
-) -> None:
+def note_chosen(chosen: Candidate, booking: Booking, view: FleetView, learning: Learning, now_s: float) -> None:
     """What is worked out for the chosen candidate alone."""
     row = booking.row
     chosen.first_token_p90_s, chosen.first_token_p99_s = booking.forecast.quantiles_s
     chosen.evidence = learning.evidence_of(booking, now_s)
     chosen.discipline = view.disciplines[row].value if chosen.fetched_tokens else None
-    guessed = held.approximate is not None and chosen.local_tokens > 0 and bool(held.approximate[row])
-    chosen.approximate = guessed or (held.store_approximate and booking.path is Path.REMOTE)
 
 
-def write_candidates(receipt: Receipt, notes: Notes, *, every: bool) -> None:
+def write_candidates(receipt: Receipt, notes: Notes | None, *, every: bool) -> None:
     """The candidates of its last decision, at the end of a request; every : all that were possible, else the chosen."""
-    if receipt.candidates:
+    if receipt.candidates or notes is None:
         return
     if every:
         receipt.candidates, receipt.chosen = notes.candidates()

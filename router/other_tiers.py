@@ -2,13 +2,15 @@
 
 Model     of what the sources say of a prompt the longest prefix counts, since events and look-ups rather miss blocks
           than invent them; of equally long ones the surest: events, then a look-up, then what was written. What
-          look-ups know of replicas' host memory and disks counts beside what events say of them
+          look-ups know of replicas' host memory and disks counts beside what events say of them. What an engine did not
+          find where a look-up had it gets no credit there for a while, whatever further look-ups say
 Valid     one shared store; `written` for a store without events, as it cannot hear of evictions
 Errors    as those of the source that was believed; `Belief` names it, so that a receipt can
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -18,9 +20,13 @@ import numpy.typing as npt
 from estimators.hit_probability import TIER_ROW
 from estimators.routes import Blocks, Held
 from estimators.tiers import Tier
+from router.blocks.doubts import Doubt, Doubts
 from router.holdings import Holdings
 from router.signals.looked_up import Answers, LookedUp
 from router.signals.written_store import WrittenStore
+
+_STORE = -1  # its row where doubts are kept
+_MOST_DOUBTS = 4096
 
 
 class Knowledge(Enum):
@@ -52,19 +58,26 @@ class OtherTiers(Holdings):
     directory : what events say
     answers : of a look-up service, if there is one
     written : what was written through to a store without events, if there is one
+    penalty_s : how long a copy that was looked up and was not there, or did not come, gets no credit, > 0
     """
 
     def __init__(
-        self, directory: Holdings, *, answers: Answers | None = None, written: WrittenStore | None = None
+        self,
+        directory: Holdings,
+        *,
+        answers: Answers | None = None,
+        written: WrittenStore | None = None,
+        penalty_s: float = 30.0,
     ) -> None:
         self._directory = directory
+        self._doubts = Doubts(penalty_s=penalty_s, most=_MOST_DOUBTS)
         self._answers = answers
         self._written = written
 
     def held(self, chain: list[int], now_s: float) -> Held:
         """What the directory says, with the store as far as anybody knows."""
         held = self._directory.held(chain, now_s)
-        found = None if self._answers is None else self._answers.held(chain, now_s)
+        found = self._looked_up(chain, now_s)
         if found is not None and held.host_blocks is not None:
             held = with_tiers(held, held.host_blocks, found)
         believed = self._believed(chain, held.store_blocks, found, now_s)
@@ -79,8 +92,14 @@ class OtherTiers(Holdings):
 
     def store(self, chain: list[int], by_events: int, now_s: float) -> Belief:
         """What is believed of the store. by_events : blocks its events name, >= 0"""
-        found = None if self._answers is None else self._answers.held(chain, now_s)
-        return self._believed(chain, by_events, found, now_s)
+        return self._believed(chain, by_events, self._looked_up(chain, now_s), now_s)
+
+    def _looked_up(self, chain: list[int], now_s: float) -> LookedUp | None:
+        if self._answers is None:
+            return None
+        found = self._answers.held(chain, now_s)
+        doubts = self._doubts.among(chain, now_s) if self._doubts else ()
+        return without(found, doubts, stride=self._answers.stride) if doubts else found
 
     def _believed(self, chain: list[int], by_events: int, found: LookedUp | None, now_s: float) -> Belief:
         best = Belief(by_events, Knowledge.EVENTS)
@@ -105,6 +124,8 @@ class OtherTiers(Holdings):
 
     def reused(self, row: int, chain: list[int], blocks: int, now_s: float, *, since_s: float) -> None:
         self._directory.reused(row, chain, blocks, now_s, since_s=since_s)
+        for tier in (Tier.HOST, Tier.DISK):
+            self._doubt(row, tier, chain, blocks, now_s)
 
     def fetched(self, chain: list[int], now_s: float) -> None:
         self._directory.fetched(chain, now_s)
@@ -113,11 +134,27 @@ class OtherTiers(Holdings):
 
     def fetch_failed(self, row: int, tier: Tier, chain: list[int], blocks: int, now_s: float) -> None:
         self._directory.fetch_failed(row, tier, chain, blocks, now_s)
-        if tier is Tier.REMOTE:
-            if self._answers is not None:
-                self._answers.missed(chain, blocks)
-            if self._written is not None:
-                self._written.missed(chain, blocks)
+        self._doubt(_STORE if tier is Tier.REMOTE else row, tier, chain, blocks, now_s)
+        if tier is Tier.REMOTE and self._written is not None:
+            self._written.missed(chain, blocks)
+
+    def _doubt(self, row: int, tier: Tier, chain: list[int], blocks: int, now_s: float) -> None:
+        """Of `chain` only `blocks` were there. A look-up tells nothing of HBM, so doubts of it are the directory's."""
+        if self._answers is not None and tier is not Tier.HBM and blocks < len(chain):
+            self._doubts.add(row, tier, chain, blocks, now_s)
+
+
+def without(found: LookedUp, doubts: Sequence[Doubt], *, stride: int) -> LookedUp:
+    """`found` up to the blocks that are in doubt. stride : blocks of a chunk, which comes whole or not at all"""
+    host, disk, store = found.host_blocks.copy(), found.disk_blocks.copy(), found.store_blocks
+    for doubt in doubts:
+        most = doubt.depth // stride * stride
+        if doubt.tier is Tier.REMOTE:
+            store = min(store, most)
+        else:
+            blocks = host if doubt.tier is Tier.HOST else disk
+            blocks[doubt.holder] = min(blocks[doubt.holder], most)
+    return replace(found, host_blocks=host, disk_blocks=disk, store_blocks=store)
 
 
 def with_tiers(held: Held, host_blocks: Blocks, found: LookedUp) -> Held:

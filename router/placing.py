@@ -42,7 +42,7 @@ class Placement:
 
     booking: Booking
     receipt: Receipt
-    notes: Notes
+    notes: Notes | None  # None: nothing was estimated
     arrived_at_s: float
     tried: frozenset[int]
     promised: list[Promise]  # what its fetch has yet to bring over which links
@@ -98,6 +98,11 @@ class Placer:
         self._learning = learning
         self._ledger = ledger
 
+    def noticed(self, request: RequestFacts, now_s: float) -> None:
+        """Traffic is learned of generations, wherever they will run."""
+        if request.generates:
+            self._learning.arrived(request, now_s)
+
     def expected(self, request: RequestFacts, rows: list[int], replicas: int, now_s: float) -> Expected:
         """What is expected of `request` on `rows`. replicas : that serve its model, `rows` among them"""
         view = self._view
@@ -134,9 +139,9 @@ class Placer:
         """Book and promise what was chosen of what is `expected` at this very moment."""
         held, estimates = expected.held, expected.estimates
         booking = self._book(request, choice, estimates, now_s)
-        notes = Notes(estimates, choice, self._view, now_s)
+        notes = Notes(estimates, choice, held, self._view, now_s)
         note_choice(receipt, choice, estimates)
-        note_chosen(notes.chosen, booking, held, self._view, self._learning, now_s)
+        note_chosen(notes.chosen, booking, self._view, self._learning, now_s)
         if request.explain:
             receipt.candidates, receipt.chosen = notes.candidates()
         receipt.placed_s = now_s - arrived_at_s

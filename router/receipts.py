@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Candidate(msgspec.Struct):
     """One (replica, path) that was possible. Seconds from the choice; tokens of the prompt.
 
-    Fields from `first_token_p90_s` on are worked out for the chosen candidate alone.
+    Fields from `first_token_p90_s` to `discipline` are worked out for the chosen candidate alone.
     """
 
     replica: str
@@ -59,6 +59,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     prompt_exact: bool
     streamed: bool
     policy: str
+    client: str | None = None  # name of the key that let it in
+    edited: tuple[str, ...] = ()  # fields of the body that the router changed or added
     candidates: list[Candidate] = []
     chosen: int | None = None  # index into candidates
     reason: str | None = None

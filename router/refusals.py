@@ -13,9 +13,15 @@ def unknown_model(model: str, known: Iterable[str]) -> Refuse:
     return Refuse(404, "NotFoundError", f"The model `{model}` does not exist here; served are: {names}.", param="model")
 
 
-def nobody_up(retry_after_s: int) -> Refuse:
-    """No replica of the model can take a request now."""
-    return Refuse(503, "ServiceUnavailable", "no replica is up; try again shortly", retry_after_s=retry_after_s)
+def nobody_up(only: str, retry_after_s: int) -> Refuse:
+    """No replica of the model can take a request now. only : the one that keeps what it goes on from; "" for any"""
+    who = f"replica {only}, which keeps this response, is not up" if only else "no replica is up"
+    return Refuse(503, "ServiceUnavailable", f"{who}; try again shortly", retry_after_s=retry_after_s)
+
+
+def keeper_left(replica: str) -> Refuse:
+    """The stored response it is about went with a replica that is no part of the fleet any more."""
+    return Refuse(404, "NotFoundError", f"replica {replica}, which kept this response, has left the fleet")
 
 
 def queue_full(retry_after_s: int) -> Refuse:

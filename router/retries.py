@@ -10,6 +10,7 @@ Source    retry budgets of Finagle and linkerd
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated
 
 import msgspec
@@ -29,13 +30,13 @@ class RetryBudget:
     """Tokens for attempts after the first. Starts full."""
 
     def __init__(self, config: RetryConfig) -> None:
-        self._config = config
+        self._share, self._per_s, self._burst = config.share, config.per_s, config.burst
         self._tokens = config.burst
-        self._counted_to_s: float | None = None
+        self._counted_to_s = inf  # nothing was counted yet
 
     def request(self, now_s: float) -> None:
         """A request arrived at `now_s`: first attempts are free and earn."""
-        self._refill(now_s, self._config.share)
+        self._refill(now_s, self._share)
 
     def take(self, now_s: float) -> bool:
         """Spend one token, if there is one."""
@@ -51,9 +52,11 @@ class RetryBudget:
 
     def _refill(self, now_s: float, earned: float) -> None:
         self._tokens = self._after(now_s, earned)
-        if self._counted_to_s is None or now_s > self._counted_to_s:
+        if now_s > self._counted_to_s or self._counted_to_s == inf:
             self._counted_to_s = now_s
 
     def _after(self, now_s: float, earned: float) -> float:
-        passed_s = 0.0 if self._counted_to_s is None else max(0.0, now_s - self._counted_to_s)
-        return min(self._config.burst, self._tokens + earned + passed_s * self._config.per_s)
+        tokens = self._tokens + earned
+        if now_s > self._counted_to_s:
+            tokens += (now_s - self._counted_to_s) * self._per_s
+        return tokens if tokens < self._burst else self._burst

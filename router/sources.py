@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 ASK_AGAIN_S = 30.0  # between two questions to a replica that named no event source
 STORE_FIRST_SEQ = 1  # the Mooncake master numbers its batches from 1
 GUESSED_BLOCKS = 2048  # taken for the size of a cache that nobody tells: forgets early rather than believe what is gone
+FORGET_AFTER_S = 10.0  # how long a publisher that is gone is believed
 GRACE_S = 30.0  # engines need a moment after they come up before their first event
 _WATCH_PERIOD_S = 1.0
 
@@ -50,6 +51,7 @@ class EventSources:
 
     on_pushed_load : (row, load, now_s) for each report of a load socket; without it load sockets are left alone
     grace_s : how long a replica that is given requests may be silent before an operator is warned
+    forget_after_s : how long what a publisher said is believed once it is not connected, or has not posted, > 0
 
     Raises
     ------
@@ -65,6 +67,7 @@ class EventSources:
         *,
         on_pushed_load: Callable[[int, Load, float], object] | None = None,
         grace_s: float = GRACE_S,
+        forget_after_s: float = FORGET_AFTER_S,
     ) -> None:
         self._fleet = fleet
         self._directory = directory
@@ -86,9 +89,11 @@ class EventSources:
         self._capacities: dict[int, int] = {}  # blocks each replica has room for, by row
         self._served: Counter[str] = Counter()
         self._watch = SourceWatch(grace_s=grace_s, served=lambda name: self._served[name])
-        self._watch_period_s = min(_WATCH_PERIOD_S, grace_s)
+        self._forget_after_s = forget_after_s
+        self._watch_period_s = min(_WATCH_PERIOD_S, grace_s, forget_after_s)
         self._watching: asyncio.Task[None] | None = None
         self._intake = intake.Intake(self._pushed_stream)
+        self._posted_s: dict[str, float] = {}  # when each publisher that posts last did
         self.subscribers: dict[str, EventSubscriber] = {}  # by replica, and the store's
         self.shared: dict[str, SharedSubscriber] = {}  # by address
         self.load_listeners: dict[str, LoadListener] = {}  # by URL
@@ -104,8 +109,7 @@ class EventSources:
     def replica_up(self, row: int, model: str) -> None:
         """`row` is up and serves the base model `model`: follow what it announces."""
         self._models[row] = model
-        if self._watching is None:
-            self._watching = asyncio.get_running_loop().create_task(self._warn_of_the_missing(), name="event sources")
+        self._start_watching()
         if row in self._guessed:
             self._guess(row)  # it may serve another model now
         else:
@@ -125,6 +129,22 @@ class EventSources:
             if row in self._guessed:
                 self._guess(row)
 
+    def restarted(self, row: int, *, since_s: float) -> None:
+        """The process of `row` is another one than at `since_s`, router's clock, and the old one's cache is gone.
+
+        A stream that has noticed that by itself keeps what it has heard since. Another one forgets, and reads what the
+        new process has said so far where it can be asked; else it is degraded until that process clears itself.
+        """
+        stream = self._stream_of(row)
+        if stream is None or row in self._guessed:
+            self._directory.clear(row)
+        elif stream.began_s > since_s:
+            return
+        elif (subscriber := self.subscribers.get(self._names[row])) is not None:
+            subscriber.start_over()
+        else:  # the numbers heard so far stay: those of the new process are told from them
+            stream.lose_history()
+
     def is_guessed(self, row: int) -> bool:
         """Whether what `row` holds is guessed from what was sent there."""
         return row in self._guessed
@@ -133,24 +153,15 @@ class EventSources:
         """The replica called `name` was given one more request, so it should have something to tell."""
         self._served[name] += 1
 
-    def pushed(self, body: bytes, content_type: str) -> Reply:
-        """Take in a POST of cache events."""
+    async def pushed(self, body: bytes, content_type: str) -> Reply:
+        """Take in a POST of cache events, after those that came before it."""
         try:
-            push = intake.parse_push(body, content_type)
+            async with self._intake.turn():
+                return await self._take_in(await intake.read_push(body, content_type))
         except intake.BadPush as exc:
             return 422, {"error": str(exc)}
-        refusal = self._refusal(push.source)
-        if refusal is not None:
-            return refusal
-        result = self._intake.accept(push)
-        assert result is not None, "a source that is not refused has a stream"
-        return 200, {
-            "applied": result.applied,
-            "duplicates": result.duplicates,
-            "stale": result.stale,
-            "gaps": result.gaps,
-            "state": result.state.value,
-        }
+        except intake.TooManyPosts:
+            return 503, {"error": "too many posts wait to be taken in; post again"}
 
     def reports(self) -> list[SourceReport]:
         """Every replica's source, and the store's where it has one."""
@@ -212,14 +223,16 @@ class EventSources:
 
     async def _take_up(self, url: str, found: Sequence[Source]) -> None:
         rows = self._ranks[url]
-        if len(found) > len(rows):
+        ranks = 1 + max(source.rank or 0 for source in found)
+        if ranks > len(rows):
             log.warning(
                 "%s has %d data-parallel ranks and %d of them in the fleet file: it picks one itself, so no cache is"
                 " credited to it; list it once for each rank",
-                *(url, len(found), len(rows)),
+                *(url, ranks, len(rows)),
             )
             return
-        for row, source in zip(rows, found, strict=False):
+        for source in found:  # by its number: the others of a server that names only some of its ranks are unknown
+            row = rows[source.rank or 0]
             self._found[row] = source
             if row in self._models:
                 await self._follow_anew(row, source)
@@ -235,12 +248,10 @@ class EventSources:
     # Streams and the directory behind them
 
     def _guess_for_want_of_events(self, url: str) -> None:
-        """Its ranks named no source. A store's events are explained by sources alone, so there they stay registered."""
-        if STORE_NAME in self.subscribers or STORE_NAME in self._intake.streams:
-            return
+        """Its ranks named no source."""
         for row in self._ranks[url]:
             name = self._names[row]
-            if row not in self._models or row in self._events or self._stream_report(name, self._clock()) is not None:
+            if row not in self._models or row in self._events or name in self.subscribers or self._is_posted(name):
                 continue
             if row not in self._guessed:
                 log.warning(
@@ -272,7 +283,7 @@ class EventSources:
 
     def _follow(self, row: int, source: Source) -> None:
         name = self._names[row]
-        if name in self.subscribers or name in self._intake.streams:
+        if name in self.subscribers or self._is_posted(name):
             return
         self._register(row, one_copy=source.one_copy)
         self._subscribe(name, source, partial(self._apply, row), partial(self._directory.clear, row))
@@ -281,7 +292,9 @@ class EventSources:
     def _subscribe(
         self, name: str, source: Source, apply: Callable[[Batch], object], cleared: Callable[[], object]
     ) -> None:
-        subscriber = EventSubscriber(source, apply, cleared, clock=self._clock, context=self._zmq)
+        subscriber = EventSubscriber(
+            source, apply, cleared, forget_after_s=self._forget_after_s, clock=self._clock, context=self._zmq
+        )
         self.subscribers[name] = subscriber
         subscriber.start()
 
@@ -298,6 +311,26 @@ class EventSources:
         self.shared[address].start()
 
     # What is posted
+
+    async def _take_in(self, push: intake.Push) -> Reply:
+        refusal = self._refusal(push.source)
+        if refusal is not None:
+            return refusal
+        self._start_watching()
+        known = self._intake.streams.get(push.source)
+        if known is None or not known.is_later_than(push):
+            self._posted_s[push.source] = self._clock()
+            if push.source != STORE_NAME and self._row(push.source) in self._guessed:
+                self._register(self._row(push.source), one_copy=True)  # its sender may be back
+        result = await self._intake.accept(push)
+        assert result is not None, "a source that is not refused has a stream"
+        return 200, {
+            "applied": result.applied,
+            "duplicates": result.duplicates,
+            "stale": result.stale,
+            "gaps": result.gaps,
+            "state": result.state.value,
+        }
 
     def _refusal(self, name: str) -> Reply | None:
         """Why a push of `name` cannot be taken; None when it can."""
@@ -316,18 +349,32 @@ class EventSources:
             return 503, {"error": f"{name} has not said yet which model it serves; post again"}
         return None
 
+    def _is_posted(self, name: str) -> bool:
+        """Whether somebody posts for `name` who is not taken to be gone."""
+        posted = self._intake.streams.get(name)
+        return posted is not None and posted.stream.sequence.connected
+
     def _row(self, name: str) -> int:
         return self._names.index(name)
 
     def _pushed_stream(self, name: str) -> Stream:
         if name != STORE_NAME:
             return self._stream(self._row(name), one_copy=True, first_seq=intake.FIRST_SEQ)
-        for row in list(self._guessed):  # see `_guess_for_want_of_events`
-            self._register(row, one_copy=False)
         clear = self._directory.clear_store
         return Stream(name, self._apply_store, clear, first_seq=intake.FIRST_SEQ, clock=self._clock)
 
     # What operators see
+
+    def _stream_of(self, row: int) -> Stream | None:
+        """What tells of `row`, whichever way it comes; None when nothing does, or has yet."""
+        name = self._names[row]
+        if name in self.subscribers:
+            return self.subscribers[name].stream
+        if name in self._intake.streams:
+            return self._intake.streams[name].stream
+        shared = self.shared.get(self._events.get(row, ""))
+        streams = [] if shared is None else shared.streams.values()
+        return next((stream for stream in streams if stream.name == name), None)
 
     def _report(self, row: int, now_s: float) -> SourceReport:
         name = self._names[row]
@@ -351,13 +398,38 @@ class EventSources:
             return missing_report(name, Carrier.SHARED, address)
         return report_of(name, Carrier.SHARED, address, stream, now_s)
 
-    async def _warn_of_the_missing(self) -> None:
+    def _start_watching(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._keep_watch(), name="event sources")
+
+    async def _keep_watch(self) -> None:
         while True:
-            guessed = {self._names[row] for row in self._guessed}  # they were warned of by then
-            known = [report for report in self.reports() if report.name not in guessed]
-            for warning in self._watch.due(known, self._clock()):
-                log.warning("%s", warning)
+            self._forget_the_silent()
+            self._warn_of_the_missing()
             await asyncio.sleep(self._watch_period_s)
+
+    def _forget_the_silent(self) -> None:
+        """Nothing says that a sender of posts is still there but its posts, so one that stopped is taken to be gone.
+
+        What its replica said of itself counts again: its own publisher is followed, or its content is guessed. The
+        stream stays, to tell repeats from news if the sender comes back.
+        """
+        now_s = self._clock()
+        for name, posted in self._intake.streams.items():
+            stream = posted.stream
+            if stream.sequence.connected and now_s - self._posted_s[name] > self._forget_after_s:
+                log.warning("%s has posted nothing for %g s: what it said is forgotten", name, self._forget_after_s)
+                stream.sequence.connected = False
+                stream.lose_history()
+                row = None if name == STORE_NAME else self._row(name)
+                if row in self._found:
+                    self._follow(row, self._found[row])
+
+    def _warn_of_the_missing(self) -> None:
+        guessed = {self._names[row] for row in self._guessed}  # they were warned of by then
+        known = [report for report in self.reports() if report.name not in guessed]
+        for warning in self._watch.due(known, self._clock()):
+            log.warning("%s", warning)
 
 
 def event_addresses(fleet: Fleet) -> dict[int, str]:

@@ -13,6 +13,7 @@ from router.assemble import Core
 from router.beside_events import BesideEvents
 from router.fleet import Fleet
 from router.http.server import TrafficPort
+from router.keys_file import KeysFile
 from router.metrics import Metrics
 from router.prompts.production import Prompts
 from router.receipts import ReceiptWriter
@@ -39,6 +40,7 @@ class Views:
         poller: LoadPoller,
         traffic: TrafficPort,
         writer: ReceiptWriter | None,
+        keys: KeysFile | None,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
@@ -49,6 +51,7 @@ class Views:
         self._beside = beside
         self._prompts = prompts
         self._writer = writer
+        self._keys = keys
         self._clock = clock
         metrics.follow_sources(sources.reports)
         metrics.follow_load(board)
@@ -80,7 +83,7 @@ class Views:
     def metrics_text(self) -> bytes:
         """Everything in Prometheus' text format, as of now."""
         metrics, dispatcher, now_s = self._metrics, self._core.dispatcher, self._clock()
-        dispatcher.due(now_s)
+        dispatcher.settle(now_s)
         metrics.show_fleet(dispatcher.view, dispatcher.is_up, self._fleet.step_tokens, now_s)
         for tier, blocks in self._core.directory.stats().blocks.items():
             metrics.directory_blocks.labels(tier.value).set(blocks)
@@ -88,12 +91,13 @@ class Views:
             for state in State:
                 metrics.event_sources.labels(report.name, state.value).set(report.state is state)
         metrics.receipts_dropped.set(self._writer.dropped if self._writer is not None else 0)
+        metrics.keys_rejected.set(self._keys is not None and self._keys.rejected is not None)
         return metrics.text()
 
     def fleet(self) -> dict[str, Any]:
         """What the router believes of every replica and event source."""
         dispatcher, view, now_s = self._core.dispatcher, self._core.dispatcher.view, self._clock()
-        dispatcher.due(now_s)
+        dispatcher.settle(now_s)
         waiting = waiting_s(view, self._fleet.step_tokens)
         replicas = [
             {
@@ -104,7 +108,7 @@ class Views:
                 "models": dispatcher.models_of(row),
                 "booked": int(view.booked[row]),
                 "decoding": int(view.decode_batch[row]),
-                "prefill_ahead_s": max(0.0, float(view.head_ends_s[row]) - now_s) + float(waiting[row]),
+                "prefill_ahead_s": known(max(0.0, float(view.head_ends_s[row]) - now_s) + float(waiting[row])),
                 "foreign_waiting": known(view.foreign_waiting[row]),
                 "foreign_decoding": known(view.foreign_decoding[row]),
                 "signal_age_s": known(now_s - view.sampled_at_s[row]),
@@ -129,6 +133,7 @@ class Views:
             "directory_blocks": {tier.value: n for tier, n in self._core.directory.stats().blocks.items()},
             "other_tiers": self._beside.report(),
             "prompts": self._prompts.report().as_values(),
+            "client_keys": None if self._keys is None else self._keys.report(),
         }
 
     def _event_totals(self) -> dict[str, float]:

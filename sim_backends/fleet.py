@@ -139,6 +139,7 @@ class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     ranks : data-parallel engines behind the one URL, each on a card of its own; publishers of rank r listen r ports up
     start_s : at speed 1, from the start until it answers
     slow : times slower than its card, 1 for a healthy one
+    api_key_env : read by the router; simulated engines want no key
     """
 
     name: str
@@ -151,6 +152,7 @@ class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     ranks: Count = 1
     start_s: NotNegative = 0.0
     slow: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    api_key_env: str | None = None
 
 
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -183,6 +185,7 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     tiers: Tiers | None = None
     peers: Peers | None = None
     models: dict[str, Model] | None = None
+    api_key_env: str | None = None  # read by the router
 
     def model_of(self, replica: Replica) -> Model:
         """The shape of what `replica` serves."""

@@ -3,8 +3,8 @@
 Model     one entry per block: for each tier a bit mask of holders, 64 holders to a column, and the engine hash
           under which it was announced last. A block nobody holds has no entry
 Valid     any order of adds and discards in which a discard follows its add
-Blind to  the order of blocks: a prefix is found by looking up all blocks of a chain at once, so gaps in the
-          middle are seen wherever they are
+Blind to  the order of blocks: all blocks of a chain are looked at, so gaps are seen wherever they are. Those announced
+          together lie side by side and are compared as one stretch of memory; others are looked up many at once
 Errors    none beyond those of 64-bit hashes
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,9 @@ _BITS = 64  # holders in a column
 _FEW = 16  # up to here one by one beats arrays
 _ONE = np.uint64(1)
 _NOWHERE: Positions = np.empty(0, dtype=np.int64)
-_SHORT = 512  # chains up to here are looked up whole; of longer ones the end is sought first
+_RUN = 128  # blocks side by side from which finding the next such run is cheaper than looking up each of its blocks
+_LONE = 4  # blocks side by side up to which most are taken to be alone
+_AHEAD = 512  # blocks looked up at once after a shorter run, and twice as many each time
 
 
 def as_hashes(hashes: Sequence[int] | UInt64s) -> UInt64s:
@@ -49,7 +52,8 @@ class ChainIndex:
         self._holders = holders
         self._table = BlockTable(np.uint64, most=most)  # column 0: engine hash of the last store
         self._columns: dict[Tier, list[int]] = {}  # a tier's columns, made when it is first used
-        # Further engine hashes of one holder for a block it already holds; its bit stays until the last goes.
+        # Further engine hashes of one holder for a block it already holds, by position; its bit stays until the last
+        # goes.
         self._again: dict[tuple[Tier, int, int], int] = {}
         self.blocks: dict[Tier, int] = dict.fromkeys(Tier, 0)  # blocks with a holder, by tier
 
@@ -63,8 +67,8 @@ class ChainIndex:
 
     # One block
 
-    def add(self, tier: Tier, holder: int, block: int, key: int) -> None:
-        """`holder` announced `block` under the engine hash `key`."""
+    def add(self, tier: Tier, holder: int, block: int, key: int) -> int:
+        """`holder` announced `block` under the engine hash `key`. Returns the block's position."""
         column = self._column(tier, holder)
         position = self._table.insert(block)
         views = self._table.views
@@ -74,17 +78,17 @@ class ChainIndex:
         bit = 1 << holder % _BITS
         views[0][position] = key
         if mask & bit:
-            self._once_more(tier, holder, block)
-            return
+            self._once_more(tier, holder, position)
+            return position
         views[column][position] = mask | bit
         if not mask and not self._elsewhere(tier, column, position):
             self.blocks[tier] += 1
+        return position
 
-    def discard(self, tier: Tier, holder: int, block: int) -> None:
-        """One of the engine hashes behind `holder`'s bit is gone."""
-        if self._again and self._once_less(tier, holder, block):
+    def discard(self, tier: Tier, holder: int, position: int) -> None:
+        """One of the engine hashes behind `holder`'s bit at this position is gone."""
+        if self._again and self._once_less(tier, holder, position):
             return
-        position = self._table.find(block)
         column, views = self._column(tier, holder), self._table.views
         left = views[column][position] & ~(1 << holder % _BITS)
         views[column][position] = left
@@ -112,6 +116,14 @@ class ChainIndex:
         keys: UInt64s = self._table.columns[0][positions]
         return keys
 
+    def block_at(self, position: int) -> int:
+        """The block at a position, which somebody holds."""
+        return self._table.key_at(position)
+
+    def blocks_at(self, positions: npt.NDArray[np.integer[Any]]) -> UInt64s:
+        """As `block_at`, of each position; of no meaning where nobody holds a block."""
+        return self._table.keys_at(positions)
+
     def blocks_held(self) -> list[int]:
         """All blocks with a holder in any tier, in no order."""
         held: list[int] = self._table.keys().tolist()
@@ -119,41 +131,51 @@ class ChainIndex:
 
     # Many blocks
 
-    def add_many(self, tier: Tier, holders: UInt32s, blocks: UInt64s, keys: UInt64s) -> None:
+    def add_many(self, tier: Tier, holders: UInt32s, blocks: UInt64s, keys: UInt64s) -> Positions:
         """As `add`, each holder its block."""
         first = _firsts(blocks)
-        if first is not None:  # the same block from several publishers: later ones alone
-            later = np.ones(len(blocks), dtype=bool)
-            later[first] = False
-            again = list(zip(*(column[later].tolist() for column in (holders, blocks, keys)), strict=True))
-            self._add_distinct(tier, holders[first], blocks[first], keys[first])
-            for holder, block, key in again:
-                self.add(tier, holder, block, key)
-        else:
-            self._add_distinct(tier, holders, blocks, keys)
+        if first is None:
+            return self._add_distinct(tier, holders, blocks, keys)
+        later = np.ones(len(blocks), dtype=bool)  # the same block from several publishers: later ones alone
+        later[first] = False
+        again = list(zip(*(column[later].tolist() for column in (holders, blocks, keys)), strict=True))
+        positions = np.empty(len(blocks), dtype=np.int64)
+        positions[first] = self._add_distinct(tier, holders[first], blocks[first], keys[first])
+        positions[later] = [self.add(tier, holder, block, key) for holder, block, key in again]
+        return positions
 
-    def discard_many(self, tier: Tier, holders: UInt32s, blocks: UInt64s) -> None:
-        """As `discard`, each holder its block."""
-        first = _firsts(blocks)
+    def discard_many(self, tier: Tier, holders: UInt32s, positions: Positions) -> None:
+        """As `discard`, each holder at its position."""
+        first = _firsts(positions)
         if first is None and not self._again:
-            self._discard_distinct(tier, holders, blocks)
+            self._discard_distinct(tier, holders, positions)
             return
         if first is not None and not self._again:
-            later = np.ones(len(blocks), dtype=bool)
+            later = np.ones(len(positions), dtype=bool)
             later[first] = False
-            self._discard_distinct(tier, holders[first], blocks[first])
-            holders, blocks = holders[later], blocks[later]
-        for holder, block in zip(holders.tolist(), blocks.tolist(), strict=True):
-            self.discard(tier, holder, block)
+            self._discard_distinct(tier, holders[first], positions[first])
+            holders, positions = holders[later], positions[later]
+        for holder, position in zip(holders.tolist(), positions.tolist(), strict=True):
+            self.discard(tier, holder, position)
 
     def positions(self, hashes: Sequence[int] | UInt64s) -> Positions:
         """Where the leading blocks of a chain are, up to the first that nobody holds. Good until the next change."""
-        end = self._end(hashes)
-        if not end:
+        if not len(hashes) or self._table.find(int(hashes[0])) < 0:
             return _NOWHERE
-        found = self._table.find_many(as_hashes(hashes if end == len(hashes) else hashes[:end]))
-        first = int(found.argmin())  # absent is -1 and the least
-        return found[:first] if found[first] < 0 else found
+        keys, parts, at, ahead = as_hashes(hashes), [], 0, _AHEAD
+        while at < len(keys):
+            found = self._table.find_run(keys[at:])
+            if not len(found):
+                break
+            parts.append(found)
+            at += len(found)
+            if len(found) < _RUN and at < len(keys):
+                seek = self._table.find_many if len(found) < _LONE else self._table.find_runs
+                found = _up_to_absent(seek(keys[at : at + ahead]))
+                parts.append(found)
+                at += len(found)
+                ahead *= 2
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def leading(self, tier: Tier, positions: Positions) -> Int32s:
         """For each holder, how many leading blocks it has in `tier`."""
@@ -189,14 +211,11 @@ class ChainIndex:
 
     # Inside
 
-    def _add_distinct(self, tier: Tier, holders: UInt32s, blocks: UInt64s, keys: UInt64s) -> None:
+    def _add_distinct(self, tier: Tier, holders: UInt32s, blocks: UInt64s, keys: UInt64s) -> Positions:
         positions = self._table.find_many(blocks)
         absent = positions < 0
         if absent.any():
-            layout = self._table.layout
             positions[absent] = self._table.insert_many(blocks[absent])
-            if self._table.layout != layout:
-                positions = self._table.find_many(blocks)
         self._table.columns[0][positions] = keys
         bits = _ONE << (holders % _BITS).astype(np.uint64)
         for word, here in _by_word(holders):
@@ -204,11 +223,11 @@ class ChainIndex:
             before = self._table.columns[column][at]
             self.blocks[tier] += len(at) - self._count_held(tier, at, column, before)
             for number in np.flatnonzero(before & bits[here]).tolist():
-                self._once_more(tier, int(holders[here][number]), int(blocks[here][number]))
+                self._once_more(tier, int(holders[here][number]), int(at[number]))
             self._table.columns[column][at] = before | bits[here]
+        return positions
 
-    def _discard_distinct(self, tier: Tier, holders: UInt32s, blocks: UInt64s) -> None:
-        positions = self._table.find_many(blocks)
+    def _discard_distinct(self, tier: Tier, holders: UInt32s, positions: Positions) -> None:
         bits = _ONE << (holders % _BITS).astype(np.uint64)
         for word, here in _by_word(holders):
             column, at = self._column(tier, word * _BITS), positions[here]
@@ -220,18 +239,9 @@ class ChainIndex:
             rest |= masks[positions]
         self._table.remove_many(positions[rest == 0])
 
-    def _once_more(self, tier: Tier, holder: int, block: int) -> None:
-        again = (tier, holder, block)
+    def _once_more(self, tier: Tier, holder: int, position: int) -> None:
+        again = (tier, holder, position)
         self._again[again] = self._again.get(again, 0) + 1
-
-    def _end(self, hashes: Sequence[int] | UInt64s) -> int:
-        """A number of leading blocks that nobody's prefix exceeds: none goes past a block that has no entry."""
-        if not len(hashes) or not self._table or self._table.find(int(hashes[0])) < 0:
-            return 0
-        end = len(hashes)
-        while end > _SHORT and self._table.find(int(hashes[end // 2])) < 0:
-            end //= 2
-        return end
 
     def _column(self, tier: Tier, holder: int) -> int:
         columns = self._columns.get(tier)
@@ -257,8 +267,8 @@ class ChainIndex:
                 masks |= self._table.columns[number][positions]
         return int(np.count_nonzero(masks))
 
-    def _once_less(self, tier: Tier, holder: int, block: int) -> bool:
-        again = (tier, holder, block)
+    def _once_less(self, tier: Tier, holder: int, position: int) -> bool:
+        again = (tier, holder, position)
         count = self._again.get(again)
         if count is None:
             return False
@@ -286,12 +296,17 @@ def _by_word(holders: UInt32s) -> list[tuple[int, slice | npt.NDArray[np.bool_]]
     return [(int(words[0]), slice(None))] if len(words) else []
 
 
-def _firsts(blocks: UInt64s) -> Positions | None:
-    """Where each block comes first; None when none comes twice."""
-    in_order = np.sort(blocks)
+def _firsts(numbers: UInt64s | Positions) -> Positions | None:
+    """Where each number comes first; None when none comes twice."""
+    in_order = np.sort(numbers)
     if not (in_order[1:] == in_order[:-1]).any():
         return None
-    return np.unique(blocks, return_index=True)[1]
+    return np.unique(numbers, return_index=True)[1]
+
+
+def _up_to_absent(found: Positions) -> Positions:
+    first = int(found.argmin())  # absent is -1 and the least
+    return found[:first] if found[first] < 0 else found
 
 
 def bits_of(mask: int) -> list[int]:

@@ -220,6 +220,11 @@ class InDicts:
         blocks = self._books[claims].blocks
         return {key: blocks[key] for key in keys if key in blocks}
 
+    def adapters_of(self, claims: Claims, keys: Iterable[int]) -> dict[int, int]:
+        """Adapter numbers of those keys that are held under one."""
+        adapters = self._books[claims].adapters
+        return {key: adapters[key] for key in keys if key in adapters}
+
     def age_s(self, claims: Claims, key: int, block: int, now_s: float) -> float:
         """Seconds since the block was stored or used, >= 0; NaN when the key does not stand for this block."""
         book = self._books[claims]

@@ -1,6 +1,7 @@
 """Claims of all publishers in one table, and the index in another: for more blocks than dictionaries should hold.
 
-Model     (publisher, engine hash) -> block, copies per tier, a coarse time and an adapter, at some 50 bytes; and as
+Model     (publisher, engine hash) -> block, copies per tier, a coarse time and an adapter; blocks by their position in
+          the index, which is good as long as the copies are, since the publisher's bit there is. Some 35 bytes, and as
           much for each block in the index. A key among many takes a tenth of the time of a key alone
 Valid     engine hashes of 64 well mixed bits; each publisher's are told apart by a constant of its own
 Blind to  nothing `in_dicts.py` sees
@@ -8,7 +9,7 @@ Blind to  nothing `in_dicts.py` sees
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 
 import numpy as np
@@ -37,7 +38,7 @@ class InTables:
 
     def __init__(self, holders: int, *, most: int) -> None:
         self.index = ChainIndex(holders, most=most)
-        self._table = BlockTable(np.uint64, np.uint8, np.uint16, np.uint32, np.uint8, most=most)
+        self._table = BlockTable(np.uint32, np.uint8, np.uint16, np.uint32, np.uint8, most=most)
         self._claims: dict[int, Claims] = {}  # by owner
         self._more: dict[tuple[Tier, int], int] = {}  # copies beyond two
 
@@ -60,29 +61,34 @@ class InTables:
     def block_of(self, claims: Claims, key: int) -> int | None:
         """The block behind an engine hash; None when it is not known."""
         position = self._table.find(key ^ claims.salt)
-        return None if position < 0 else self._table.views[_BLOCK][position]
+        return None if position < 0 else self.index.block_at(self._table.views[_BLOCK][position])
 
     def blocks_of(self, claims: Claims, keys: Sequence[int]) -> dict[int, int]:
         """The blocks behind those keys that are known."""
         if len(keys) < _MANY:
             return {key: block for key in keys if (block := self.block_of(claims, key)) is not None}
         positions = self._table.find_many(as_hashes(keys) ^ np.uint64(claims.salt))
-        blocks = self._table.columns[_BLOCK][positions].tolist()
+        blocks = self._blocks_at(positions).tolist()
         return {key: blocks[number] for number, key in enumerate(keys) if positions[number] >= 0}
+
+    def adapters_of(self, claims: Claims, keys: Iterable[int]) -> dict[int, int]:
+        """Adapter numbers of those keys that are held under one."""
+        adapters = self._table.views[_ADAPTER]
+        places = ((key, self._table.find(key ^ claims.salt)) for key in keys)
+        return {key: adapters[position] for key, position in places if position >= 0 and adapters[position]}
 
     def age_s(self, claims: Claims, key: int, block: int, now_s: float) -> float:
         """Seconds since the block was stored or used, >= 0; NaN when the key does not stand for this block."""
         position = self._table.find(key ^ claims.salt)
-        if position < 0 or self._table.views[_BLOCK][position] != block:
+        if position < 0 or self.index.block_at(self._table.views[_BLOCK][position]) != block:
             return float("nan")
         return max(0.0, now_s - self._table.views[_TICKS][position] / TICKS_PER_S)
 
     def used(self, claims: Claims, hashes: Sequence[int], now_s: float) -> None:
         """These leading blocks of a chain were used at `now_s`."""
         at = self.index.positions(hashes)
-        keys, blocks = self.index.engine_hashes(at), as_hashes(hashes[: len(at)])
-        positions = self._table.find_many(keys ^ np.uint64(claims.salt))
-        positions = positions[(positions >= 0) & (self._table.columns[_BLOCK][positions] == blocks)]
+        positions = self._table.find_many(self.index.engine_hashes(at) ^ np.uint64(claims.salt))
+        positions = positions[(positions >= 0) & (self._table.columns[_BLOCK][positions] == at)]
         self._table.columns[_TICKS][positions] = ticks_of(now_s)
 
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None:
@@ -129,20 +135,24 @@ class InTables:
             keys = as_hashes(list(blocks))
             positions = self._table.insert_many(keys ^ np.uint64(claims.salt))
             columns = self._table.columns
-            columns[_BLOCK][positions] = as_hashes(list(blocks.values()))
             columns[_OWNER][positions] = claims.owner
             columns[_TICKS][positions] = [ticks[key] for key in blocks]
             columns[_ADAPTER][positions] = [adapters.get(key, 0) for key in blocks]
             for tier, counts in copies.items():
-                for key, count in counts.items():
-                    salted = key ^ claims.salt
-                    self._table.views[_COPIES][self._table.find(salted)] |= min(count, _MORE) << _SHIFT[tier]
-                    if count >= _MORE:
-                        self._more[tier, salted] = count
-                its = as_hashes(list(counts))
-                holders = np.full(len(its), claims.holder, dtype=np.uint32)
-                if len(its):
-                    self.index.add_many(tier, holders, as_hashes([blocks[key] for key in counts]), its)
+                if counts:
+                    self._take_over_copies(tier, claims, counts, blocks)
+
+    def _take_over_copies(self, tier: Tier, claims: Claims, counts: Mapping[int, int], blocks: dict[int, int]) -> None:
+        """counts : copies by key"""
+        for key, count in counts.items():
+            salted = key ^ claims.salt
+            self._table.views[_COPIES][self._table.find(salted)] |= min(count, _MORE) << _SHIFT[tier]
+            if count >= _MORE:
+                self._more[tier, salted] = count
+        its = as_hashes(list(counts))
+        holders = np.full(len(its), claims.holder, dtype=np.uint32)
+        at = self.index.add_many(tier, holders, as_hashes([blocks[key] for key in counts]), its)
+        self._table.columns[_BLOCK][self._table.find_many(its ^ np.uint64(claims.salt))] = at
 
     # One key
 
@@ -155,11 +165,10 @@ class InTables:
         blocks, copies, owners, times, adapters = self._table.views
         if position < 0:
             position = ~position
-            blocks[position] = block
             owners[position] = claims.owner
             adapters[position] = told_at[1]
             claims.held += 1
-        elif blocks[position] != block:
+        elif self.index.block_at(blocks[position]) != block:
             self._forget(np.array([position]))
             done.conflicts += 1
             self._hold_one(tier, claims, key, block, told_at, done)
@@ -167,7 +176,7 @@ class InTables:
         times[position] = told_at[0]
         if not copies[position] >> _SHIFT[tier] & _MORE:
             copies[position] |= _ONCE[tier]
-            self.index.add(tier, claims.holder, block, key)
+            blocks[position] = self.index.add(tier, claims.holder, block, key)
         elif not claims.one_copy:
             self._count(tier, salted, position, 1)
 
@@ -194,12 +203,13 @@ class InTables:
         done.removed += 1
         if self._count(tier, salted, position, -1):
             return None
-        block: int = self._table.views[_BLOCK][position]
+        at: int = self._table.views[_BLOCK][position]
+        block = self.index.block_at(at)
         last = not self._table.views[_COPIES][position]
         if last:
             self._table.remove(position)
             claims.held -= 1
-        self.index.discard(tier, claims.holder, block)
+        self.index.discard(tier, claims.holder, at)
         return block if last else None
 
     # Many keys
@@ -219,20 +229,19 @@ class InTables:
                 return
         positions = self._table.insert_many(salted)
         columns = self._table.columns
-        columns[_BLOCK][positions] = blocks
+        columns[_BLOCK][positions] = self.index.add_many(tier, numbers[:, 1], blocks, keys)
         columns[_COPIES][positions] = _ONCE[tier]
         columns[_OWNER][positions] = numbers[:, 0]
         columns[_TICKS][positions] = numbers[:, 2]
         columns[_ADAPTER][positions] = numbers[:, 3]
         for (claims, _its, _adapter), count in zip(told, new, strict=True):
             claims.held += count
-        self.index.add_many(tier, numbers[:, 1], blocks, keys)
 
     def _hold_known(
         self, tier: Tier, told: Sequence[Told], positions: Positions, blocks: UInt64s, done: Applied
     ) -> None:
         """The keys with a position: said again (one copy, the same block) or with something to count or put right."""
-        again = (positions >= 0) & (self._table.columns[_BLOCK][positions] == blocks)
+        again = (positions >= 0) & (self._blocks_at(positions) == blocks)
         again &= self._table.columns[_COPIES][positions] >> np.uint8(_SHIFT[tier]) & np.uint8(_MORE) != 0
         todo, at = [], 0
         for claims, its, adapter in told:
@@ -256,7 +265,7 @@ class InTables:
         plain = self._table.columns[_COPIES][positions] == _ONCE[tier]
         plain &= positions >= 0
         gone, others = [], list[tuple[int, int]]()
-        blocks = iter(self._table.columns[_BLOCK][positions].tolist())
+        blocks = iter(self._blocks_at(positions).tolist())
         is_plain = None if plain.all() else iter(plain.tolist())
         for number, (claims, its_keys) in enumerate(told):
             if is_plain is None:
@@ -273,7 +282,7 @@ class InTables:
             claims.held -= len(gone[-1])
         done.removed += int(np.count_nonzero(plain))
         positions = positions[plain]
-        released = self._table.columns[_BLOCK][positions]
+        released = self._table.columns[_BLOCK][positions].astype(np.int64)
         self._table.remove_many(positions)
         self.index.discard_many(tier, numbers[plain, 1], released)
         for number, key in others:
@@ -282,9 +291,14 @@ class InTables:
                 gone[number][key] = last
         return gone
 
+    def _blocks_at(self, positions: Positions) -> UInt64s:
+        """Blocks behind these keys; of no meaning where a position is -1."""
+        return self.index.blocks_at(self._table.columns[_BLOCK][positions])
+
     def _forget(self, positions: Positions) -> None:
         """Drop every claim of these keys, whatever their copies."""
         blocks, copies, owners = (self._table.columns[number][positions] for number in (_BLOCK, _COPIES, _OWNER))
+        blocks = blocks.astype(np.int64)
         if self._more:
             for key in self._table.keys_at(positions).tolist():
                 for tier in Tier:

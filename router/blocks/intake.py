@@ -28,6 +28,7 @@ Told = Callable[[Tier, Mapping[int, int]], None]  # called with a tier, keys and
 _MAX_GROUPS = 64  # group numbers remembered per publisher; real engines have a handful
 _MAX_ADAPTERS = 255  # numbers of adapter names per publisher
 _TOGETHER = 4096  # keys applied together at most
+_BLOCK_BITS = 64
 _GROUP_SALT = 0x9FB21C651E98DF25  # two groups of one engine can use the same hash
 _PART_SALT = 0xD6E8FEB86659FD93  # the parts of an engine block that is several of ours
 
@@ -49,7 +50,8 @@ class Intake:
         self.claims = claims
         self.told = told
         self._tell_gone = gone
-        self.recent: dict[int, int] = {}  # keys that lost their last copy, with their blocks
+        # Keys that lost their last copy, with their blocks and, above a block's 64 bits, their adapter.
+        self.recent: dict[int, int] = {}
         self.refused = 0  # events of a size or kind that can never be credited
         self.parts = 1  # blocks of ours in an engine's block, as the last store said
         self._block_tokens = block_tokens
@@ -92,8 +94,11 @@ class Intake:
 
     def drop_adapter(self, adapter: str) -> None:
         """The adapter behind this name was unloaded, or loaded anew: its blocks are of no use."""
-        self.claims.drop_adapter(self._number_of(adapter))
+        number = self._number_of(adapter)
+        self.claims.drop_adapter(number)
         self.recent.clear()
+        if self._pages is not None:
+            self._pages.drop_adapter(number)
 
     def clear(self) -> None:
         """Believe nothing of this publisher any more. What its hashes meant stays known."""
@@ -103,19 +108,26 @@ class Intake:
     def block_of(self, key: int) -> int | None:
         """The block behind a key, held now or lately."""
         block = self.claims.block_of(key)
-        return self.recent.get(key) if block is None else block
+        return self._recent_block(key) if block is None else block
 
     def blocks_of(self, keys: Sequence[int]) -> dict[int, int]:
         """The blocks behind those keys that are known, now or lately."""
         known = self.claims.blocks_of(keys)
         if self.recent and len(known) < len(keys):
-            known.update({key: self.recent[key] for key in keys if key not in known and key in self.recent})
+            recent = self.recent
+            known.update({key: recent[key] & MASK_64 for key in keys if key not in known and key in recent})
         return known
 
-    def remember(self, tier: Tier, released: dict[int, int]) -> None:
+    def adapters_of(self, keys: Iterable[int]) -> dict[int, int]:
+        """Adapter numbers of those keys that are held under one; to be asked before a release forgets them."""
+        return self.claims.adapters_of(keys) if self._adapters else {}
+
+    def remember(self, tier: Tier, released: dict[int, int], adapters: Mapping[int, int]) -> None:
         """These keys lost their last copy. What they meant is kept for a while."""
         if released:
             self.recent.update(released)
+            for key in adapters.keys() & released.keys():
+                self.recent[key] |= adapters[key] << _BLOCK_BITS
             shorten(self.recent, self._memory_limit)
             self._tell_gone(tier, released)
 
@@ -141,10 +153,11 @@ class Intake:
             done.mismatched += 1
 
     def _group_counts(self, event: Stored) -> bool:
-        """Removals name no kind, so what a store says of its group is remembered."""
+        """Removals name no kind, so what a store says of its group is remembered; what cannot be does not count."""
         counts = kind_counts(event.kind, event.group)
-        if event.group in self._kept_groups or len(self._kept_groups) < _MAX_GROUPS:
-            self._kept_groups[event.group] = counts
+        if event.group not in self._kept_groups and len(self._kept_groups) >= _MAX_GROUPS:
+            return counts and event.group == 0  # the one that removals are taken to be of
+        self._kept_groups[event.group] = counts
         return counts
 
     def _named(self, event: Stored, tier: Tier, done: Applied) -> None:
@@ -155,9 +168,24 @@ class Intake:
             if block is not None:
                 known[key] = block
         if known:
-            self._hold(tier, known, event, done)
+            self._hold_known(tier, known, event, done)
         else:
             done.ignored += 1
+
+    def _hold_known(self, tier: Tier, known: dict[int, int], event: Stored, done: Applied) -> None:
+        """One more copy of blocks that were explained before, each under the adapter it had then."""
+        if event.adapter or not self._adapters:
+            self._hold(tier, known, self._adapter_in(event), done)
+            return
+        if self._touches(self.fresh, known) or self._touches(self.gone, known):
+            self._settle(done)  # the adapters of what is pending are known only then
+        by_adapter: dict[int, dict[int, int]] = {}
+        held = self.claims.adapters_of(known)
+        for key, block in known.items():
+            number = held.get(key) or self.recent.get(key, 0) >> _BLOCK_BITS
+            by_adapter.setdefault(number, {})[key] = block
+        for number, blocks in by_adapter.items():
+            self._hold(tier, blocks, number, done)
 
     def _whole(self, event: Stored, tier: Tier, parts: int, done: Applied) -> None:
         """Engine blocks that are one or several of ours."""
@@ -170,16 +198,19 @@ class Intake:
             said = [self._lately(key) for key in keys]
             known = [block for block in said if block is not None]
             if len(known) == len(keys):
-                self._hold(tier, dict(zip(keys, known, strict=True)), event, done)
+                self._hold_known(tier, dict(zip(keys, known, strict=True)), event, done)
                 return
         previous = self._previous(event, tier, done)
         if previous is None:
             done.orphans += 1
             return
+        adapter = self._adapter_in(event)
+        if not adapter and event.parent is not None and tier is not Tier.HBM and self._adapters:
+            adapter = self._adapter_behind(self.key(event.parent, event.group))
         if parts > 1:
             event = _in_parts(event, keys, parts)
         blocks = blocks_of(event, previous, self._block_tokens)
-        self._hold(tier, dict(zip(keys, blocks, strict=True)), event, done)
+        self._hold(tier, dict(zip(keys, blocks, strict=True)), adapter, done)
 
     def _page(self, event: Stored, tier: Tier, done: Applied) -> None:
         """Engine blocks that are a part of ours: the last one that completes a block stands for it."""
@@ -188,11 +219,12 @@ class Intake:
         self.parts = 1
         key = None if event.parent is None else self.key(event.parent, event.group)
         root = root_of(event, self.claims.model, self._block_tokens) if key is None else None
-        blocks = self._pages.stored(self._keys_of(event, 1), key, root, event)
+        adapter = self._adapter_in(event) or (0 if key is None else self._pages.adapter_of(key))
+        blocks = self._pages.stored(self._keys_of(event, 1), key, root, event, adapter=adapter)
         if blocks is None:
             done.orphans += 1
         elif blocks:
-            self._hold(tier, blocks, event, done)
+            self._hold(tier, blocks, adapter, done)
 
     def _previous(self, event: Stored, tier: Tier, done: Applied) -> int | None:
         """The block before the event's first, or the root; None when the parent is not known."""
@@ -205,15 +237,28 @@ class Intake:
                 self._settle(done)
             block = self.claims.block_of(parent)
             if block is None and tier is not Tier.HBM:
-                block = self.recent.get(parent)
+                block = self._recent_block(parent)
         return block
+
+    def _recent_block(self, key: int) -> int | None:
+        block = self.recent.get(key)
+        return None if block is None else block & MASK_64
+
+    def _adapter_in(self, event: Stored) -> int:
+        return self._number_of(event.adapter) if event.adapter else 0
+
+    def _adapter_behind(self, key: int) -> int:
+        """Adapter number of a key that is pending, held, or was lately; 0 for none."""
+        if key in self.fresh:
+            return self.fresh_adapter
+        return self.claims.adapters_of([key]).get(key) or self.recent.get(key, 0) >> _BLOCK_BITS
 
     def _lately(self, key: int) -> int | None:
         block = self.fresh.get(key)
         return self.block_of(key) if block is None else block
 
-    def _hold(self, tier: Tier, blocks: dict[int, int], event: Stored, done: Applied) -> None:
-        fresh, adapter = self.fresh, self._number_of(event.adapter) if event.adapter else 0
+    def _hold(self, tier: Tier, blocks: dict[int, int], adapter: int, done: Applied) -> None:
+        fresh = self.fresh
         other_kind = bool(fresh) and (tier is not self.fresh_tier or adapter != self.fresh_adapter)
         if other_kind or len(fresh) > _TOGETHER or self._touches(fresh, blocks) or self._touches(self.gone, blocks):
             self._settle(done)
@@ -237,9 +282,10 @@ class Intake:
             self._settle(done)
         if len(keys) > 1 and len(set(keys)) != len(keys):  # one removal for each copy, in one event
             self._settle(done)
+            adapters = self.adapters_of(keys)
             for key in keys:
                 (released,) = self._ledger.release(event.tier, [(self.claims, [key])], done)
-                self.remember(event.tier, released)
+                self.remember(event.tier, released, adapters)
             return
         self.gone_tier = event.tier
         self.gone.update(dict.fromkeys(keys))
@@ -275,10 +321,11 @@ def settle(ledger: Ledger, intakes: Sequence[Intake], done: Applied) -> None:
     """Apply what these publishers have pending, all in one go. Removals first: they make room."""
     gone = [intake for intake in intakes if intake.gone]
     for tier, those in _by_tier(gone, attrgetter("gone_tier")) if gone else ():
+        adapters = [intake.adapters_of(intake.gone) for intake in those]
         released = ledger.release(tier, [(intake.claims, list(intake.gone)) for intake in those], done)
-        for intake, of_one in zip(those, released, strict=True):
+        for intake, of_one, of_its in zip(those, released, adapters, strict=True):
             intake.gone = {}
-            intake.remember(tier, of_one)
+            intake.remember(tier, of_one, of_its)
     fresh = [intake for intake in intakes if intake.fresh]
     for tier, those in _by_tier(fresh, attrgetter("fresh_tier")) if fresh else ():
         ledger.hold(tier, [(intake.claims, intake.fresh, intake.fresh_adapter) for intake in those], done)

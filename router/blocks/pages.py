@@ -16,6 +16,7 @@ from router.identity import chain
 from router.signals.wire import Stored
 
 _MOST_COPIES = 255
+_ADAPTER, _TOKENS = 3, 4  # columns, the latter and those after it
 
 
 class Pages:
@@ -32,8 +33,8 @@ class Pages:
         self._one_copy = one_copy
         self._block_tokens = block_tokens
         # Column 0: parent page, or the chain's hash before a page that starts a block; then whether it is that; then
-        # the copies (stores less removals); then the tokens, one column each.
-        self._table = BlockTable(np.uint64, np.uint8, np.uint8, *[np.uint32] * page_tokens)
+        # the copies (stores less removals); then the adapter's number; then the tokens, one column each.
+        self._table = BlockTable(np.uint64, np.uint8, np.uint8, np.uint8, *[np.uint32] * page_tokens)
         self._completed = BlockTable(np.uint64)  # block of a page that completed one
 
     def __len__(self) -> int:
@@ -44,10 +45,26 @@ class Pages:
         """Bytes in use."""
         return self._table.nbytes + self._completed.nbytes
 
-    def stored(self, keys: list[int], parent: int | None, root: int | None, event: Stored) -> dict[int, int] | None:
+    def adapter_of(self, page: int) -> int:
+        """Number of the adapter a page was stored under; 0 for none, and for pages that are not known."""
+        position = self._table.find(page)
+        return self._table.views[_ADAPTER][position] if position >= 0 else 0
+
+    def drop_adapter(self, adapter: int) -> None:
+        """Forget the pages stored under this adapter number."""
+        for page in self._table.keys_at(self._table.where(_ADAPTER, adapter)).tolist():
+            self._table.remove(self._table.find(page))
+            completed = self._completed.find(page)
+            if completed >= 0:
+                self._completed.remove(completed)
+
+    def stored(
+        self, keys: list[int], parent: int | None, root: int | None, event: Stored, *, adapter: int = 0
+    ) -> dict[int, int] | None:
         """Take in pages in order. Returns the blocks they complete, by page; None when the parent is not known.
 
         parent, root : page before the first, or the chain's hash before it; one of them is None
+        adapter : its number, 0 for none
         """
         before = self._before(parent, root)
         if before is None or (event.extras and any(event.extras)):
@@ -56,7 +73,7 @@ class Pages:
         completed: dict[int, int] = {}
         for number, key in enumerate(keys):
             tokens = event.tokens[number * self.page_tokens : (number + 1) * self.page_tokens].tolist()
-            self._keep(key, previous if parent is None or not tail else parent, not tail, tokens)
+            self._keep(key, previous if parent is None or not tail else parent, not tail, adapter, tokens)
             tail += tokens
             if len(tail) == self._block_tokens:
                 (previous,) = chain(previous, tail, self._block_tokens)
@@ -85,7 +102,7 @@ class Pages:
                     self._completed.remove(completed)
         return standing
 
-    def _keep(self, key: int, before: int, starts: bool, tokens: list[int]) -> None:
+    def _keep(self, key: int, before: int, starts: bool, adapter: int, tokens: list[int]) -> None:
         position = self._table.insert(key)
         views = self._table.views
         position = position if position >= 0 else ~position
@@ -93,7 +110,8 @@ class Pages:
         views[1][position] = starts
         copies = views[2][position]
         views[2][position] = 1 if self._one_copy else min(copies + 1, _MOST_COPIES)
-        for view, token in zip(views[3:], tokens, strict=True):
+        views[_ADAPTER][position] = adapter
+        for view, token in zip(views[_TOKENS:], tokens, strict=True):
             view[position] = token
 
     def _before(self, parent: int | None, root: int | None) -> tuple[int, list[int]] | None:
@@ -110,7 +128,7 @@ class Pages:
             if position < 0:
                 return None
             views = self._table.views
-            pages.append([view[position] for view in views[3:]])
+            pages.append([view[position] for view in views[_TOKENS:]])
             parent = views[0][position]
             if views[1][position]:
                 return parent, [token for page in reversed(pages) for token in page]

@@ -8,7 +8,7 @@ Errors    only towards fewer hits: what waits too long is dropped, and a name th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
 
 from estimators.tiers import Tier
@@ -38,6 +38,7 @@ class SharedStore:
     ----------
     holder : the store's number in the index
     sources : publishers by row, lent: they explain hashes
+    models : gives the models of all replicas, those without a publisher too
     limit : blocks kept for each name
     memory_limit : hashes that may wait for an explanation, for each name; and explanations kept, for each model
     """
@@ -48,10 +49,12 @@ class SharedStore:
         holder: int,
         sources: Mapping[int, Intake],
         *,
+        models: Callable[[], set[str]],
         block_tokens: int,
         limit: int,
         memory_limit: int,
     ) -> None:
+        self._models = models
         self._ledger = ledger
         self._holder = holder
         self._sources = sources
@@ -207,11 +210,11 @@ class SharedStore:
         return known
 
     def _models_behind(self, name: str | None) -> Sequence[str]:
-        """Models of our sources a store's name can mean. Engine hashes do not say the model, so doubt means none.
+        """Models of our replicas a store's name can mean. Engine hashes do not say the model, so doubt means none.
 
         A single model is meant by any name: stores use the repository's name, engines an alias.
         """
-        models = {source.claims.model for source in self._sources.values()}
+        models = self._models()
         if name in models:
             return (name,)
         return tuple(models) if len(models) == 1 else ()

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from router.doctor.ask import Asker
 from router.doctor.examine import Plan, Server, examine
+from router.doctor.facts import Facts, as_one_fleet
 from router.doctor.judge import findings_of
 from router.doctor.show import Report, as_json, print_reports
 from router.doctor.tokenizing import local_tokenizer
@@ -98,7 +99,8 @@ def servers_of(
     if fleet is not None:
         if events is not None or replay is not None:
             raise ConfigError("--events and --replay do not go with --fleet: the file holds them")
-        return _servers_of_fleet(load_fleet(fleet).replicas)
+        file = load_fleet(fleet)
+        return _servers_of_fleet(file.replicas, file.block_tokens)
     named = list(dict.fromkeys(map(check_url, urls)))
     if replay is not None and events is None:
         raise ConfigError("--replay goes with --events")
@@ -111,7 +113,7 @@ def servers_of(
     return [Server(url=named[0], sources=(Source(events, replay),))]
 
 
-def _servers_of_fleet(replicas: Sequence[ReplicaSpec]) -> list[Server]:
+def _servers_of_fleet(replicas: Sequence[ReplicaSpec], block_tokens: int | None) -> list[Server]:
     servers = []
     for url, rows in rows_by_url([replica.url for replica in replicas]).items():
         try:
@@ -124,7 +126,7 @@ def _servers_of_fleet(replicas: Sequence[ReplicaSpec]) -> list[Server]:
             for rank, row in enumerate(rows)
             if row in events
         )
-        servers.append(Server(url=url, sources=sources, listed=len(rows)))
+        servers.append(Server(url=url, sources=sources, listed=len(rows), block_tokens=block_tokens))
     return servers
 
 
@@ -136,13 +138,13 @@ async def examine_all(
     places = asyncio.Semaphore(_TOGETHER)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
 
-        async def one(server: Server) -> Report:
+        async def one(server: Server) -> Facts:
             asker = Asker(session, server.url, timeout_s=timeout_s, has_key=key is not None)
             async with places:
-                facts = await examine(asker, server, plan, rng)
-            return Report(facts, findings_of(facts))
+                return await examine(asker, server, plan, rng)
 
-        return list(await asyncio.gather(*map(one, servers)))
+        together = as_one_fleet(await asyncio.gather(*map(one, servers)))
+    return [Report(facts, findings_of(facts)) for facts in together]
 
 
 def _key_in(variable: str | None) -> str | None:

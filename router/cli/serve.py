@@ -19,7 +19,10 @@ from router.beside_events import check_other_tiers
 from router.config import PolicyConfig, ReceiptConfig, RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
 from router.fleet import Fleet
-from router.gateway import Gateway, admin_key, control_headers
+from router.gateway import Gateway, admin_key
+from router.http.tls import server_context
+from router.keys import load_keys
+from router.outbound import Outbound
 from router.plugins import build_policy
 from router.sources import event_addresses
 
@@ -34,7 +37,8 @@ class ServeCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = (
             "Exit status: 0 after a clean stop (SIGTERM or Ctrl-C; a second signal ends at once), 1 when an address"
-            " cannot be had, 2 for a wrong flag, configuration or fleet file."
+            " cannot be had, 2 for a wrong flag, configuration or fleet file. SIGHUP reads the files of client keys and"
+            " of the certificate again."
         )
         where = parser.add_argument_group("where the replicas are (exactly one; --config may hold it)")
         where.add_argument(
@@ -93,7 +97,10 @@ def config_of(args: argparse.Namespace) -> RouterConfig:
 def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     """Print what `serve` would do with this configuration."""
     receipts = config.receipts.path
-    control_headers(config)
+    Outbound(config, fleet)
+    keys = None if config.client_keys is None else load_keys(Path(config.client_keys))
+    if config.tls is not None:
+        server_context(config.tls)
     posting = admin_key(config) is not None
     check_other_tiers(config.other_tiers, fleet)
     addresses = event_addresses(fleet)
@@ -111,7 +118,8 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
         )
     console = Console()
     console.print(f"policy    {config.policy.name} {config.policy.settings or ''}")
-    console.print(f"traffic   {config.host}:{config.port}")
+    console.print(f"traffic   {config.host}:{config.port}{' with TLS' if config.tls is not None else ''}")
+    console.print(f"clients   {'anybody: no client_keys' if keys is None else f'with a key: {len(keys)} known'}")
     console.print(f"admin     {config.admin_host}:{config.admin_port}")
     console.print(f"prompts   {config.prompts.source}")
     console.print(f"POST      /events {'with the admin key' if posting else 'refused: no admin_key_env'}")
@@ -133,10 +141,12 @@ async def serve(config: RouterConfig, fleet: Fleet) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     gateway = Gateway(config, fleet)
+    loop.add_signal_handler(signal.SIGHUP, gateway.reload)  # before the start: unhandled it would end the process
     await gateway.start()
     replicas = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
     print(f"tfirst {router.__version__}: {replicas}, policy {config.policy.name}")
-    print(f"traffic http://{config.host}:{gateway.traffic_port}")
+    scheme = "http" if config.tls is None else "https"
+    print(f"traffic {scheme}://{config.host}:{gateway.traffic_port}")
     print(f"admin   http://{config.admin_host}:{gateway.admin_port}", flush=True)
     await asked.wait()
     stopping = asyncio.ensure_future(gateway.stop())

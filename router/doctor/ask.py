@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from router.signals.fetch import body_of
+
 MAX_BODY_BYTES = 16 << 20
 _KEY_STATUSES = frozenset({401, 403})
 
@@ -70,13 +72,13 @@ class Asker:
         self._has_key = has_key
 
     async def get(self, path: str) -> Reply:
-        return await self._ask("GET", path, None)
+        return await self._ask("GET", path, None, {})
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
-        return await self._ask("POST", path, msgspec.json.encode(body))
+    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
+        own = {"content-type": "application/json"}
+        return await self._ask("POST", path, msgspec.json.encode(body), {**own, **(headers or {})})
 
-    async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
-        headers = {} if body is None else {"content-type": "application/json"}
+    async def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=0.8 * self._timeout_s)
         try:
             async with self._session.request(
@@ -87,7 +89,7 @@ class Asker:
             return Reply(0, trouble=trouble_of(exc, self.base_url, timeout_s=self._timeout_s))
 
     async def _reply(self, path: str, response: aiohttp.ClientResponse) -> Reply:
-        body = await _up_to(response, MAX_BODY_BYTES + 1)
+        body = await body_of(response, MAX_BODY_BYTES + 1)
         status, wants_key = response.status, response.status in _KEY_STATUSES
         trouble = None
         if wants_key:
@@ -98,16 +100,6 @@ class Asker:
         elif len(body) > MAX_BODY_BYTES:
             trouble = f"{path} answered more than {MAX_BODY_BYTES >> 20} MiB"
         return Reply(status, body, response.content_type, trouble, wants_key)
-
-
-async def _up_to(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    body = bytearray()
-    while len(body) < limit_bytes:
-        piece = await response.content.read(limit_bytes - len(body))
-        if not piece:
-            break
-        body += piece
-    return bytes(body)
 
 
 def _message_in(body: bytes) -> str:

@@ -23,22 +23,26 @@ from router.doctor.tokenizing import Encode, compare
 from router.signals.discovery import sglang_load, sglang_sources, vllm_sources
 from router.signals.load import Load, together
 from router.signals.load_answers import loads_of_get_load, loads_of_v1
-from router.signals.poller import model_names
+from router.signals.poller import Listed, models_in
 from router.signals.prometheus_text import loads_of
 from router.signals.subscriber import Source
 
-DEFAULT_BLOCK_TOKENS = 16  # what the router takes where nobody says
 _ROUTES = ("/health", "/version", "/metrics", "/kv_event_sources", "/server_info", "/v1/loads", "/get_load")
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What to examine. sources : addresses given to us, in place of those it names; listed : see `Facts`."""
+    """What to examine.
+
+    sources : addresses given to us, in place of those it names
+    listed, block_tokens : as `Facts` has them, the latter as `configured_tokens`
+    """
 
     url: str
     sources: tuple[Source, ...] = ()
     listed: int = 1
+    block_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +60,13 @@ Replies = dict[str, Reply]
 async def examine(asker: Asker, server: Server, plan: Plan, rng: random.Random) -> Facts:
     """All facts about one server. Never raises for what a server or a network can do."""
     models = await asker.get("/v1/models")
-    names, parents = model_names(models.body) if models.trouble is None else ((), {})
+    names, parents, _ = models_in(models.body) if models.trouble is None else Listed()
     trouble = models.json_trouble("/v1/models")
     if trouble is not None:
         return Facts(url=server.url, listed=server.listed, trouble=trouble, wants_key=models.wants_key)
     replies = await _ask_all(asker)
     facts = facts_of(server, models.json(), replies)
-    facts = replace(facts, models=tuple(name for name in names if name not in parents), adapters=parents)
+    facts = replace(facts, models=tuple(name for name in names if name not in parents), adapters=dict(parents))
     sources, raw = server.sources or named_sources(server.url, replies)[0], pages.said_addresses(_sources(replies))
     model = facts.models[0] if facts.models else ""
     heard, probed = await _listen(asker, facts, plan, sources, {} if server.sources else raw, model, rng)
@@ -86,7 +90,7 @@ async def _listen(
     model: str,
     rng: random.Random,
 ) -> tuple[tuple[SourceFacts, ...], ProbeFacts | None]:
-    block_tokens = facts.block_tokens or DEFAULT_BLOCK_TOKENS
+    block_tokens = facts.router_tokens
     async with AsyncExitStack() as stack:
         ears = None
         if sources:
@@ -94,8 +98,10 @@ async def _listen(
             await ears.settled(plan.wait_s, connected_is_enough=plan.use_probe)
         probed = None
         if plan.use_probe and model:
-            prompt = probe_prompt(rng, block_tokens)
-            probed = await probe(asker, ears, model=model, prompt=prompt, wait_s=plan.wait_s)
+            prompt = probe_prompt(rng, max(block_tokens, facts.block_tokens or 1))  # whole blocks of both, if they fit
+            ranks = max(facts.listed, len(sources))
+            rank = None if ranks < 2 else (sources[0].rank or 0) if sources else 0
+            probed = await probe(asker, ears, model=model, prompt=prompt, rank=rank, wait_s=plan.wait_s)
         return () if ears is None else ears.facts(), probed
 
 
@@ -124,6 +130,7 @@ def facts_of(server: Server, models: Any, replies: Replies) -> Facts:
         version=pages.version_in(version, info, loads),
         health_trouble=None if replies["/health"].status in _NO_SUCH_ROUTE else replies["/health"].trouble,
         block_tokens=size,
+        configured_tokens=server.block_tokens,
         block_tokens_from=None if size is None else "/metrics" if total.block_size else "/server_info",
         blocks=blocks,
         capacity_tokens=None if tokens is None else int(tokens),

@@ -24,6 +24,8 @@ CACHING: dict[Engine, str] = {
     "sglang": "start it without --disable-radix-cache",
 }
 LOAD: dict[Engine, str] = {"vllm": "start it without --disable-log-stats", "sglang": "--enable-metrics"}
+PAIRS = "start it without --speculative-algorithm EAGLE"
+RANKS: dict[Engine, str] = {"vllm": "vLLM 0.11.2 or newer", "sglang": "SGLang 0.5.12 or newer"}
 LOAD_SOCKET = "--load-publish-endpoint auto"
 
 

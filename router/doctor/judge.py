@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from math import gcd
 
 from router.doctor import flags
 from router.doctor.facts import Engine, Facts, ProbeFacts, SourceFacts
+from router.signals.meaning import sizes_fit
 from router.signals.sequence import State
 
 _NAMES: dict[Engine, str] = {"vllm": "vLLM", "sglang": "SGLang"}
-_DEFAULT_BLOCK_TOKENS = 16
 _HASHES_CHAINED = (0, 5, 6)
 _SGLANG_NAMES_SOURCES = (0, 5, 13)
 _SGLANG_NAMES_REPLAY = (0, 5, 22)
@@ -88,9 +89,10 @@ def _models(facts: Facts) -> Iterator[Finding]:
 
 
 def _blocks(facts: Facts) -> Iterator[Finding]:
-    fix = "block_tokens in a fleet file"
+    taken = facts.router_tokens
     if facts.block_tokens is None:
-        sentence = f"The block size is not said: the router takes {_DEFAULT_BLOCK_TOKENS} tokens."
+        sentence = f"The block size is not said: the router takes {taken} tokens."
+        fix = None if facts.configured_tokens else "block_tokens in a fleet file"
         yield Finding(Level.NOTE, "blocks", sentence, fix)
         return
     count = "" if facts.blocks is None else f", {facts.blocks:,} of them"
@@ -98,12 +100,22 @@ def _blocks(facts: Facts) -> Iterator[Finding]:
     if facts.capacity_tokens is not None:
         capacity = f"{facts.capacity_tokens:,} tokens of KV"
     yield Finding(Level.FINE, "blocks", f"{facts.block_tokens} tokens{count}; {capacity}")
-    if facts.block_tokens_from == "/server_info" and facts.block_tokens != _DEFAULT_BLOCK_TOKENS:
-        sentence = f"/metrics does not say the block size, so the router would take {_DEFAULT_BLOCK_TOKENS}."
-        yield Finding(Level.PROBLEM, "blocks", sentence, f"block_tokens: {facts.block_tokens} in a fleet file")
+    if not sizes_fit(taken, facts.block_tokens):
+        yield _misfit(taken, facts.block_tokens, facts)
     if facts.caching is False:
         sentence = "Prefix caching is off: it keeps nothing to be reused, and says nothing."
         yield Finding(Level.PROBLEM, "caching", sentence, flags.of(flags.CACHING, facts.engine))
+
+
+def _misfit(taken: int, engine: int, facts: Facts) -> Finding:
+    """The router's blocks of `taken` tokens and the engine's cannot be matched: why, and which size could be."""
+    why, fitting = "/metrics does not say the block size, so the router would take", engine
+    if facts.configured_tokens:
+        why = "The fleet file says block_tokens:"
+    elif facts.fleet_sizes:
+        why, fitting = "The router takes the size the first server says,", gcd(engine, *facts.fleet_sizes)
+    sentence = f"{why} {taken}: blocks of {engine} tokens are no whole number of those, nor they of them."
+    return Finding(Level.PROBLEM, "blocks", sentence, f"block_tokens: {fitting} in a fleet file")
 
 
 # Events
@@ -115,6 +127,9 @@ def _events(facts: Facts) -> Iterator[Finding]:
         return
     for source in facts.sources:
         yield _source(facts, source)
+        if source.pair_events:
+            sentence = f"{_where(source)} announces token pairs (speculative decoding by EAGLE), which give no hits."
+            yield Finding(Level.PROBLEM, "cache events", sentence, flags.PAIRS)
         yield from _replay(facts, source)
     yield from _collisions(facts.sources)
     ranks = len(facts.sources)
@@ -229,8 +244,9 @@ def _load(facts: Facts) -> Iterator[Finding]:
     ]
     if total.kv_usage is not None:
         figures.append(f"KV {total.kv_usage:.0%} in use")
+    said = ", ".join(figures) or "of some ranks only, so unknown of all together"
     pushed = f"; pushed by {load.sockets} load socket{'s' * (load.sockets > 1)}" if load.sockets else ""
-    yield Finding(Level.FINE, "load", f"{', '.join(load.names)}: {', '.join(figures)}{pushed}")
+    yield Finding(Level.FINE, "load", f"{', '.join(load.names)}: {said}{pushed}")
     if total.anomalies:
         sentence = f"{total.anomalies} load figures are out of range and count as unknown."
         yield Finding(Level.NOTE, "load", sentence)
@@ -272,7 +288,10 @@ def _probe(facts: Facts) -> Iterator[Finding]:
 def _probe_events(facts: Facts, probe: ProbeFacts) -> Iterator[Finding]:
     if not any(source.connected for source in facts.sources):
         return
-    if probe.seen_blocks >= probe.blocks:
+    if probe.seen_blocks < probe.blocks <= probe.elsewhere_blocks:
+        sentence = f"Rank {probe.rank} was asked for and another one announced the blocks: the engine picks one itself."
+        yield Finding(Level.PROBLEM, "ranks", sentence, flags.of(flags.RANKS, facts.engine))
+    elif probe.seen_blocks >= probe.blocks:
         sentence = f"All {probe.blocks} blocks of a tiny completion were announced and match the router's."
         yield Finding(Level.FINE, "probe", sentence)
     elif probe.batches == 0 and probe.cached_tokens:
@@ -294,7 +313,7 @@ def _usage(facts: Facts, probe: ProbeFacts) -> Finding:
     if probe.cached_tokens is None:
         sentence = "Answers do not tell cached tokens, so the router cannot check what it believes of this cache."
         return Finding(Level.NOTE, "usage", sentence, flags.of(flags.CACHED_TOKENS, facts.engine))
-    if probe.cached_tokens == 0 and len(facts.sources) < 2:
+    if probe.cached_tokens == 0 and not probe.elsewhere_blocks:
         sentence = "Answers tell cached tokens, and the second of two equal prompts reused none."
         return Finding(Level.PROBLEM, "usage", sentence, flags.of(flags.CACHING, facts.engine))
     sentence = f"cached_tokens is told: {probe.cached_tokens} of {probe.reusable_tokens} in a repeated prompt"

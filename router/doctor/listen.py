@@ -66,9 +66,10 @@ class Ears:
         """Taken in so far, over all sources."""
         return sum(subscriber.counts.batches for subscriber in self._subscribers)
 
-    def best_match(self, chain: Sequence[int]) -> int:
-        """Leading blocks of a chain that one of the sources holds in device memory."""
-        return int(self.directory.match(chain).hbm_blocks.max())
+    def matches(self, chain: Sequence[int]) -> list[int]:
+        """Leading blocks of a chain that each source holds in device memory, in the order of the sources."""
+        blocks: list[int] = self.directory.match(chain).hbm_blocks.tolist()
+        return blocks
 
     async def settled(self, wait_s: float, *, connected_is_enough: bool) -> None:
         """Wait until each source has shown what it will show, `wait_s` at most.
@@ -119,6 +120,7 @@ class Ears:
             state=subscriber.state,
             connected=subscriber.sequence.connected,
             batches=counts.batches,
+            pair_events=counts.pair_events,
             bad_frames=counts.bad_frames,
             errors=counts.errors,
             replays=counts.replays,

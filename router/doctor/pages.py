@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from router.doctor.facts import Engine
-from router.signals.load import Load
+from router.signals.discovery import is_rank
+from router.signals.load import LARGEST_BLOCK, Load
 from router.signals.prometheus_text import loads_of
 
 _NAME = re.compile(r"^((?:vllm|sglang):[a-zA-Z0-9_]+)[{ ]", re.MULTILINE)
 _CACHING = re.compile(r'^vllm:cache_config_info\{[^\n]*\benable_prefix_caching="(True|False)"', re.MULTILINE)
+_MOST_LINES = 20_000  # of the engine's metrics, histograms too
 _SHOWN = ("running", "waiting", "kv_usage")
 
 
 def engine_of(models: Any, page: str, *, has_version: bool, has_server_info: bool) -> Engine | None:
     """Which engine it is: by its models' owner, else its metric names, else the routes only one of them has."""
     cards = models.get("data") if isinstance(models, dict) else None
-    owners = {card.get("owned_by") for card in cards if isinstance(card, dict)} if isinstance(cards, list) else set()
+    owners = [card.get("owned_by") for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
     engines: tuple[Engine, Engine] = ("sglang", "vllm")
     for engine in engines:
         if engine in owners:
@@ -39,7 +42,7 @@ def engine_of(models: Any, page: str, *, has_version: bool, has_server_info: boo
 def load_names(page: str) -> tuple[str, ...]:
     """Metric names on the page from which the router reads running, waiting and KV use, in that order."""
     lines: dict[str, str] = {}
-    for found in _NAME.finditer(page):
+    for found in islice(_NAME.finditer(page), _MOST_LINES):
         end = page.find("\n", found.start())
         lines.setdefault(found[1], page[found.start() : end if end >= 0 else len(page)])
     by_field: dict[str, list[str]] = {}
@@ -80,7 +83,7 @@ def page_size_in(info: Any) -> int | None:
     events = info.get("kv_events")
     for where, name in ((events, "block_size"), (info, "page_size")):
         size = where.get(name) if isinstance(where, dict) else None
-        if type(size) is int and size > 0:
+        if type(size) is int and 0 < size <= LARGEST_BLOCK:
             return size
     return None
 
@@ -92,7 +95,7 @@ def said_addresses(answer: Any) -> dict[int, str]:
     return {
         int(rank): entry["endpoint"]
         for rank, entry in answer.items()
-        if rank.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("endpoint"), str)
+        if is_rank(rank) and isinstance(entry, dict) and isinstance(entry.get("endpoint"), str)
     }
 
 
@@ -101,4 +104,4 @@ def cached_tokens_in(answer: Any) -> int | None:
     found = answer
     for name in ("usage", "prompt_tokens_details", "cached_tokens"):
         found = found.get(name) if isinstance(found, dict) else None
-    return found if type(found) is int else None
+    return found if type(found) is int and found >= 0 else None

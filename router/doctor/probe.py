@@ -1,9 +1,10 @@
 """Two equal tiny completions: do their blocks come as events, and does usage tell what the second one reused?
 
 Model     a prompt of random token ids is new to every cache, so its blocks must be announced after the first run and
-          reused by the second; the router's own chain of the prompt says which blocks those are
+          reused by the second; the router's own chain of the prompt says which blocks those are. Of several
+          data-parallel ranks one is asked for as the router does, and its events must be the ones that tell
 Valid     engines that take token ids as `prompt`; ids from 1000 to 29999 are in every vocabulary of a chat model
-Blind to  several data-parallel ranks: the second run may go to another one, so what it reused proves nothing there
+Blind to  ranks that were not asked for
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from router.decider import RANK_HEADER
 from router.doctor.ask import Asker
 from router.doctor.facts import ProbeFacts
 from router.doctor.listen import Ears
@@ -35,24 +37,34 @@ def probe_body(model: str, prompt: Sequence[int]) -> dict[str, Any]:
     return {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0}
 
 
-async def probe(asker: Asker, ears: Ears | None, *, model: str, prompt: list[int], wait_s: float) -> ProbeFacts:
-    """Send the completions and see what comes. ears : None where there is no source to hear."""
+async def probe(
+    asker: Asker, ears: Ears | None, *, model: str, prompt: list[int], rank: int | None = None, wait_s: float
+) -> ProbeFacts:
+    """Send the completions and see what comes.
+
+    ears : None where there is no source to hear
+    rank : of the first source, to be asked for; None where there is one only
+    """
+    headers = {} if rank is None else {RANK_HEADER.decode(): str(rank)}
     page = await asker.get("/metrics")
     batches = 0 if ears is None else ears.batches
-    first = await asker.post("/v1/completions", probe_body(model, prompt))
+    first = await asker.post("/v1/completions", probe_body(model, prompt), headers)
     if first.json_trouble("/v1/completions") is not None:
         return ProbeFacts(trouble=first.json_trouble("/v1/completions"))
     block_tokens = 1 if ears is None else ears.directory.block_tokens
     blocks = chain(Identity(model, block_tokens=block_tokens).root(), prompt[:-1], block_tokens)
     if ears is not None:
-        await ears.until(lambda: ears.best_match(blocks) == len(blocks), wait_s)
-    second = await asker.post("/v1/completions", probe_body(model, prompt))
+        await ears.until(lambda: max(ears.matches(blocks)) == len(blocks), wait_s)
+    second = await asker.post("/v1/completions", probe_body(model, prompt), headers)
     later = await asker.get("/metrics")
+    asked, *others = [0] if ears is None else ears.matches(blocks)
     moved = counters_moved(together([*loads_of(page.text).values()]), together([*loads_of(later.text).values()]))
     return ProbeFacts(
         trouble=second.json_trouble("/v1/completions"),
+        rank=rank,
         blocks=len(blocks),
-        seen_blocks=0 if ears is None else ears.best_match(blocks),
+        seen_blocks=asked,
+        elsewhere_blocks=max(others, default=0),
         batches=0 if ears is None else ears.batches - batches,
         cached_tokens=cached_tokens_in(second.json()),
         reusable_tokens=len(prompt) - 1,

@@ -1,24 +1,28 @@
 """Makes whole requests of a client's bytes, and refuses what two readers could take for different requests.
 
-Model     llhttp reads the bytes; what it lets pass and HTTP forbids, or what is too large, is refused here. The body
-          is held whole, once, because where a request goes depends on it
+Model     heads are cut out at their empty line and bodies at their length, so that each part is known by its bytes;
+          llhttp reads them all, and what it lets pass although HTTP forbids it, or what is too large, is refused
+          here. The body is held whole, once, because where a request goes depends on it
 Valid     strict HTTP/1.1 and 1.0. After a refusal nothing that follows can be trusted: feed no more
-Blind to  trailers and chunk extensions, which no route uses
+Blind to  trailers, which no route uses: they are read and dropped
 Source    RFC 9112 sections 3, 6, 7 and 11.2
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 
 import httptools
 
 from router.errors import RequestUnacceptable
+from router.http.chunk_framing import ChunkFraming, body_too_large
 from router.http.contract import Limits
-from router.http.head import Field, RequestHead, named_by_connection, origin_form, plain_request
+from router.http.head import Field, RequestHead, named_by_connection, names_same_host, origin_form, plain_request
 from router.routes import classify
 
-_WATCHED = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"})
+_WATCHED = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade"})
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~%-]+|\[[0-9A-Za-z:.%]+\])(?::[0-9]*)?")
 
 
 class RequestAssembler:
@@ -29,6 +33,8 @@ class RequestAssembler:
     unfinished : the last of them is not complete
     head_done : its head is
     asks_to_continue : it waits for a word before it sends its body; the owner gives it and clears this
+    held : bytes behind a request to switch protocols, which is the last one in `complete`: what they mean depends on
+           its answer. None when nothing is held
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -37,9 +43,12 @@ class RequestAssembler:
         self.unfinished = False
         self.head_done = False
         self.asks_to_continue = False
+        self.held: bytes | None = None
         self._limits = limits
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
-        self._received_bytes = 0  # in the piece being read
+        self._raw = b""  # the head being read, as it came
+        self._known_host = b""  # the last one that was found to be fine
+        self._gathered = bytearray()  # a chunked body: its pieces may be tiny
         self._begin()
 
     def _begin(self) -> None:
@@ -50,16 +59,24 @@ class RequestAssembler:
         self._method = b""
         self._http10 = False
         self._hosts = 0
+        self._host = b""
         self._length: int | None = None
         self._chunked = False
         self._expects = False
+        self._upgrade = b""
+        self._left_bytes = 0  # of a body of declared length
+        self._chunks: ChunkFraming | None = None
         self._pieces: list[bytes] = []
         self._body_bytes = 0
-        self._open_bytes = 0  # in pieces that hold nothing else, framing included
         self.head_done = False
         self.asks_to_continue = False
 
     # -- used by the owner
+
+    @property
+    def pending_bytes(self) -> int:
+        """Body held of the request that is not complete."""
+        return self._body_bytes if self.unfinished else 0
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes.
@@ -68,24 +85,31 @@ class RequestAssembler:
         ------
         RequestUnacceptable : they cannot become a request; requests before them are in `complete`
         """
-        self._received_bytes = len(data)
-        last = self.begun
         while data:
-            try:
-                self._reader().feed_data(data)
-                break
-            except httptools.HttpParserUpgrade as upgrade:
-                plain = plain_request(self._method, self._target, self._headers, http10=self._http10)
-                data = plain + data[upgrade.args[0] :]
-            except httptools.HttpParserError as exc:
-                if isinstance(exc.__context__, RequestUnacceptable):
-                    raise exc.__context__ from None
-                raise _bad_request(f"Malformed HTTP: {exc}.") from exc
-        if self.unfinished and self.begun == last:  # its first piece may hold other requests too
-            self._check_size()
+            if self._left_bytes:
+                size = min(self._left_bytes, len(data))
+                self._left_bytes -= size
+            elif self.held is not None:
+                self.held += data
+                return
+            else:
+                size = self._head_part(data) if self._chunks is None else self._chunks.follow(data)
+            if size == len(data):
+                self._read(data)
+                return
+            self._read(data[:size])
+            data = data[size:]
+
+    def decline(self) -> None:
+        """The request to switch got an ordinary answer: what is held are the requests after it."""
+        held, self.held = self.held, None
+        self.feed(held or b"")
 
     def seen_of_last(self) -> RequestHead:
         """What is known of the request that was begun last, for the answer to one that failed."""
+        if self._raw:  # the parser has not read it, or not to its end
+            words = self._raw.partition(b"\r\n")[0].split(b" ")
+            self._method, self._target = words[0], b"".join(words[1:2])
         path = self._target.partition(b"?")[0].decode("latin-1")
         return RequestHead(self._method, self._target, path, self._headers, classify(self._method, path))
 
@@ -93,8 +117,48 @@ class RequestAssembler:
         """Let go of what was held; parser and assembler refer to each other."""
         self._parser = None
         self._pieces = []
+        self._gathered = bytearray()
+        self._raw = b""
+        self.held = None
         self.complete.clear()
         self.unfinished = False
+
+    # -- parts of messages
+
+    def _head_part(self, data: bytes) -> int:
+        """How many bytes at the start of `data` belong to the head that is being read, or begins here."""
+        known = len(self._raw)
+        raw = self._raw + data if known else data
+        end = raw.find(b"\r\n\r\n", known - 3 if known > 3 else 0)
+        if end >= 0:
+            raw = raw[: end + 4]
+        if len(raw) > self._limits.max_head_bytes:
+            self._raw, self._headers = raw, []
+            raise _head_too_large(f"more than {self._limits.max_head_bytes} bytes")
+        self._raw = raw
+        return len(raw) - known
+
+    def _read(self, part: bytes) -> None:
+        """Let the parser read a part; a wish to upgrade that is not to be tunnelled becomes a plain request."""
+        try:
+            self._reader().feed_data(part)
+        except httptools.HttpParserUpgrade:
+            if self._switches():
+                self._complete(upgrade=self._upgrade)
+                self.held = b""
+            else:
+                self._raw = plain_request(self._method, self._target, self._headers, http10=self._http10)
+                self._read(self._raw)
+        except httptools.HttpParserError as exc:
+            if isinstance(exc.__context__, RequestUnacceptable):
+                raise exc.__context__ from None
+            raise _bad_request(f"Malformed HTTP: {exc}.") from exc
+        if self._chunks is not None and self._chunks.ended:
+            raise _bad_request("The body does not end where its chunks do.")
+
+    def _switches(self) -> bool:
+        body = self._chunked or self._length
+        return self._upgrade == b"websocket" and self._method == b"GET" and not body and not self._http10
 
     # -- httptools
 
@@ -118,49 +182,69 @@ class RequestAssembler:
         parser = self._reader()
         self._method = parser.get_method()
         self._check_head(parser.get_http_version())
+        self._raw = b""
+        if self._chunked:
+            self._gathered = bytearray()
+            self._chunks = ChunkFraming(
+                max_body_bytes=self._limits.max_body_bytes, spare_bytes=self._limits.max_head_bytes
+            )
+        else:
+            self._left_bytes = self._length or 0
 
     def on_body(self, piece: bytes) -> None:
         self._body_bytes += len(piece)
-        if self._body_bytes > self._limits.max_body_bytes:
-            raise self._body_too_large()
-        self._pieces.append(piece)
+        if self._chunked:
+            self._gathered += piece
+        else:
+            self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        parser = self._reader()
-        if parser.should_upgrade():
-            return  # read once more as a plain request, see `feed`
+        if not self._reader().should_upgrade():  # else see `_read`
+            self._complete(upgrade=b"")
+
+    def _complete(self, *, upgrade: bytes) -> None:
         self.unfinished = False
         self.asks_to_continue = False
-        target = origin_form(self._target)
-        path = target.partition(b"?")[0].decode("latin-1")
+        self._chunks = None
+        path = self._target.partition(b"?")[0].decode("latin-1")
         head = RequestHead(
             self._method,
-            target,
+            self._target,
             path,
             self._headers,
             classify(self._method, path),
             self._named,
             http10=self._http10,
-            keep_alive=not self._http10 and parser.should_keep_alive(),
+            keep_alive=not self._http10 and self._reader().should_keep_alive(),
+            upgrade=upgrade,
         )
         if len(self._headers) > self._fields:
             del self._headers[self._fields :]  # trailers
+        self.complete.append((head, self._take_body()))
+
+    def _take_body(self) -> bytes:
+        if self._chunked:
+            gathered, self._gathered = self._gathered, bytearray()
+            return bytes(gathered)
         pieces, self._pieces = self._pieces, []
-        self.complete.append((head, pieces[0] if len(pieces) == 1 else b"".join(pieces)))
+        return b"".join(pieces)  # the piece itself when there is one
 
     # -- what is refused
 
     def _watch(self, lower: bytes, value: bytes) -> None:
         if lower == b"host":
             self._hosts += 1
+            self._host = value.rstrip(b" \t")
         elif lower == b"content-length":
             self._length = int(value)  # digits alone: anything else has failed in the parser
         elif lower == b"transfer-encoding":
             self._chunked = True
-            if value.strip().lower() != b"chunked":
+            if value.strip(b" \t").lower() != b"chunked":
                 raise _bad_request("The only transfer encoding accepted is chunked.")
         elif lower == b"connection":
             self._named |= named_by_connection(value)
+        elif lower == b"upgrade":
+            self._upgrade = value.strip(b" \t").lower()
         else:
             self._expects = value.lower() == b"100-continue"
 
@@ -168,45 +252,53 @@ class RequestAssembler:
         if version not in ("1.1", "1.0"):
             raise RequestUnacceptable(505, "BadRequestError", "The router speaks HTTP/1.1 and HTTP/1.0.")
         self._http10 = version == "1.0"
-        self._check_head_size()
+        if self._fields > self._limits.max_head_fields:
+            raise _head_too_large(f"more than {self._limits.max_head_fields} fields")
         if self._method == b"CONNECT":
             raise RequestUnacceptable(405, "BadRequestError", "CONNECT is not served here.")
-        if self._hosts > 1 or (self._hosts == 0 and not self._http10):
-            raise _bad_request("A request names exactly one host.")
+        self._check_request_line()
+        self._check_host()
         if self._chunked and (self._length is not None or self._http10):
             raise _bad_request("Transfer-Encoding contradicts the rest of the head.")
         if self._length is not None and self._length > self._limits.max_body_bytes:
-            raise self._body_too_large()
+            raise body_too_large(self._limits.max_body_bytes)
         self.asks_to_continue = self._expects and not self._http10 and bool(self._length or self._chunked)
 
-    def _check_head_size(self) -> None:
-        limits = self._limits
-        if self._fields > limits.max_head_fields:
-            raise _head_too_large(f"more than {limits.max_head_fields} fields")
-        if (
-            self._open_bytes + self._received_bytes > limits.max_head_bytes
-        ):  # else the head, a part of that, is not too large
-            size = sum(len(name) + len(value) + 4 for _, name, value in self._headers)
-            if size + len(self._target) > limits.max_head_bytes:
-                raise _head_too_large(f"more than {limits.max_head_bytes} bytes")
+    def _check_request_line(self) -> None:
+        """Refuse any spelling but one, and targets that another reader would cut short."""
+        raw, target = self._raw, self._target
+        version = b" HTTP/1.0\r\n" if self._http10 else b" HTTP/1.1\r\n"
+        line = self._method + b" " + target + version
+        if not raw.startswith(line) and not _behind_empty_lines(raw).startswith(line):
+            raise _bad_request("The request line is not METHOD, space, target, space, version.")
+        if b"#" in target or b"%00" in target:
+            raise _bad_request("The request target holds a fragment or an encoded NUL.")
+        if target == b"*" and self._method != b"OPTIONS":
+            raise _bad_request("The request target must be a path.")
+        if target[:1] != b"/":
+            if not names_same_host(target, self._host):
+                raise _bad_request("The request target names another host than Host does.")
+            self._target = origin_form(target)
 
-    def _check_size(self) -> None:
-        """Bound what an unfinished request costs, its framing included."""
-        limits = self._limits
-        self._open_bytes += self._received_bytes
-        if not self.head_done:
-            if self._open_bytes > limits.max_head_bytes:
-                raise _head_too_large(f"more than {limits.max_head_bytes} bytes")
-        elif self._open_bytes - self._body_bytes > limits.max_body_bytes + limits.max_head_bytes:
-            raise self._body_too_large()
-
-    def _body_too_large(self) -> RequestUnacceptable:
-        limit = self._limits.max_body_bytes
-        return RequestUnacceptable(413, "RequestTooLargeError", f"The body is larger than {limit} bytes.")
+    def _check_host(self) -> None:
+        if self._hosts > 1 or (self._hosts == 0 and not self._http10):
+            raise _bad_request("A request names exactly one host.")
+        if self._hosts and (self._host != self._known_host or not self._host):
+            if _HOST.fullmatch(self._host) is None:
+                raise _bad_request("Host is not a name or an address, with a port at most.")
+            self._known_host = self._host
 
     def _reader(self) -> httptools.HttpRequestParser:
         assert self._parser is not None, "a closed assembler is not fed"
         return self._parser
+
+
+def _behind_empty_lines(raw: bytes) -> bytes:
+    """A head without the empty lines before it, which are allowed."""
+    start = 0
+    while raw.startswith(b"\r\n", start):
+        start += 2
+    return raw[start:]
 
 
 def _bad_request(message: str) -> RequestUnacceptable:

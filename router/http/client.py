@@ -3,7 +3,8 @@
 Model     a whole request waits until the one before it is answered, so that pipelined requests are answered in
           order. Reading goes on meanwhile, because that is how a client's leaving is noticed
 Valid     a client that shuts its sending side while it waits for an answer has left
-Blind to  the leaving of a client whose pipelined requests fill their limit: then its connection is not read
+Blind to  the leaving of a client whose pipelined requests, or what it says too early in another protocol, fill
+          their limit: then its connection is not read
 Source    RFC 9112 section 9
 """
 
@@ -18,15 +19,21 @@ from typing import cast
 
 from router.actions import Refuse
 from router.errors import RequestUnacceptable
+from router.http.aborts import Abort
 from router.http.assembler import RequestAssembler
 from router.http.deadline import Deadline
 from router.http.exchange import Exchange
 from router.http.head import Forwarded, RequestHead
 from router.http.replies import json_reply, refusal, request_id_of
 from router.http.shared import Shared
+from router.http.to_all import ToAll, hidden
+from router.http.tunnel import Tunnel
+from router.http.upstream import UpstreamConnection
 from router.routes import Route
 
 _log = logging.getLogger(__name__)
+_TOO_MANY = RequestUnacceptable(429, "RateLimitError", "Too many connections are open from this address.")
+_EXCHANGES: dict[Route, type[Exchange | ToAll]] = {Route.TO_ALL: ToAll, Route.ABORT: Abort}  # others: Exchange
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -50,7 +57,7 @@ class ClientConnection(asyncio.Protocol):
         self._waiting = self._assembler.complete
         self._stage = (0, False)  # request and part of it that the deadline was set for
         self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange | ToAll | None = None
         self._serving = False
         self._reading_stopped = False
         self._rejection: RequestUnacceptable | None = None  # answered after the requests before it
@@ -65,8 +72,10 @@ class ClientConnection(asyncio.Protocol):
         proto = b"https" if transport.get_extra_info("sslcontext") else b"http"
         if isinstance(peer, tuple):
             self.forwarded = Forwarded(str(peer[0]).encode("ascii", "replace"), proto)
-        self._shared.clients.add(self)
         self._deadline.set(self._now() + self._times.request_head_s)
+        if not self._shared.join(self):
+            self._reject(_TOO_MANY)
+            self._serve()
 
     def data_received(self, data: bytes) -> None:
         if self._input_over:
@@ -78,10 +87,10 @@ class ClientConnection(asyncio.Protocol):
             self._reject(exc)
         if assembler.unfinished:
             self._limit_assembly()
-        if self._exchange is not None:
-            self._stop_reading_when_full()
-        elif self._waiting or self._rejection is not None:
+        if self._exchange is None and (self._waiting or self._rejection is not None):
             self._serve()
+        if self._exchange is not None and (self._waiting or assembler.unfinished or assembler.held):
+            self._stop_reading_when_full()
 
     def eof_received(self) -> bool:
         if self._exchange is not None:
@@ -112,9 +121,27 @@ class ClientConnection(asyncio.Protocol):
         return self._exchange is not None
 
     @property
+    def exchange(self) -> Exchange | ToAll | None:
+        """The request in progress."""
+        return self._exchange
+
+    @property
     def write(self) -> Callable[[bytes], None]:
         """The transport's own method: a relay holds it, and calls it for every piece."""
         return self._open_transport().write
+
+    def switch(self, head: bytes, upstream: UpstreamConnection, rest: bytes, ended: Callable[[], None]) -> None:
+        """Answer with that head and join the two connections, raw, until `ended`.
+
+        rest : what the replica has said behind its own head
+        """
+        transport, other = self._open_transport(), upstream.hand_over()
+        held = self._assembler.held or b""
+        self._assembler.close()
+        Tunnel(self._shared.loop, transport, other, idle_s=self._times.stall_s, ended=ended)
+        transport.write(head + rest)
+        other.write(held)
+        self._read_again()
 
     def exchange_over(self, *, closing: bool) -> None:
         """The exchange has written its whole answer."""
@@ -160,7 +187,16 @@ class ClientConnection(asyncio.Protocol):
             self._stage = stage
             times = self._times
             self._deadline.set(self._now() + (times.request_body_s if assembler.head_done else times.request_head_s))
+            if assembler.head_done and not self._admitted():
+                return
             self._ask_to_continue()
+
+    def _admitted(self) -> bool:
+        """Whether the request whose body is still to come may come; if not, nothing of it is held."""
+        refuse = self._shared.admit and self._shared.admit(self._assembler.seen_of_last())
+        if refuse:
+            self._reject(RequestUnacceptable(refuse.status, refuse.kind, refuse.message))
+        return not refuse
 
     def _ask_to_continue(self) -> None:
         """Ask for the body of a request that waits to be asked, in its turn."""
@@ -176,17 +212,22 @@ class ClientConnection(asyncio.Protocol):
         self._shared.counts.reject(problem.status)
 
     def _stop_reading_when_full(self) -> None:
-        limits = self._shared.limits
-        if self._reading_stopped:
+        limits, assembler = self._shared.limits, self._assembler
+        if self._reading_stopped or not self._open():
             return
-        full = len(self._waiting) >= limits.max_waiting_requests
-        if full or sum(len(body) for _, body in self._waiting) >= limits.max_waiting_bytes:
+        held_bytes = assembler.pending_bytes + len(assembler.held or b"")
+        held_bytes += sum(len(body) for _, body in self._waiting)
+        if len(self._waiting) >= limits.max_waiting_requests or held_bytes >= limits.max_waiting_bytes:
             self._reading_stopped = True
+            self._deadline.clear()  # what does not arrive now is not the client's doing
             self._open_transport().pause_reading()
 
     def _read_again(self) -> None:
         if self._reading_stopped and not self._waiting and self._open():
             self._reading_stopped = False
+            if self._assembler.unfinished:
+                self._stage = (0, False)
+                self._limit_assembly()
             self._open_transport().resume_reading()
 
     # -- serving
@@ -208,12 +249,19 @@ class ClientConnection(asyncio.Protocol):
                 self._ask_to_continue()
 
     def _answer(self, head: RequestHead, body: bytes) -> None:
-        if head.route is Route.ANSWERED:
+        refuse = self._shared.admit and self._shared.admit(head)
+        if refuse:
+            self._shared.counts.reject(refuse.status)
+            self._refuse(head, refuse)
+        elif head.route is Route.ANSWERED:
             self._answer_here(head)
         elif head.route is Route.ADMIN_ONLY:
-            self._refuse(head, Refuse(404, "NotFoundError", f"{head.path} is not served on the traffic port."))
+            self._refuse(head, hidden(head))
+        elif head.route is Route.UNKNOWN and not self._shared.relay_unknown:
+            self._refuse(head, Refuse(404, "NotFoundError", f"There is no route {head.path}."))
         else:
-            self._exchange = exchange = Exchange(self, self._shared, head, body)
+            kind = _EXCHANGES.get(head.route, Exchange)
+            self._exchange = exchange = kind(self, self._shared, head, body)
             exchange.start()
 
     def _answer_here(self, head: RequestHead) -> None:
@@ -250,8 +298,19 @@ class ClientConnection(asyncio.Protocol):
     def _after_answer(self, closing: bool) -> None:
         if closing or self.closing:
             self._close()
-        elif not self._assembler.unfinished:
+            return
+        if self._assembler.held is not None and not self._waiting:  # this was the answer to a wish to switch
+            self._decline_switch()
+        if not self._assembler.unfinished:
             self._deadline.set(self._now() + self._times.keep_alive_s)
+
+    def _decline_switch(self) -> None:
+        try:
+            self._assembler.decline()
+        except RequestUnacceptable as exc:
+            self._reject(exc)
+        if self._assembler.unfinished:
+            self._limit_assembly()
 
     # -- the connection
 

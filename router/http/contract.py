@@ -39,15 +39,29 @@ class Decider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Facts of a request, and the body that goes on in place of the client's."""
+    """Facts of a request, and the body that goes on in place of the client's.
+
+    swallows_usage : the body asks for usage that the client did not ask for, so the event of usage alone is cut out
+    """
 
     facts: RequestFacts
     body: bytes
+    swallows_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Whom a request to all is sent to. name : of its replicas, for reports; fields : every request to it gets them"""
+
+    name: str
+    base_url: str
+    fields: tuple[tuple[bytes, bytes], ...] = ()
 
 
 Read = RequestFacts | Refuse | Rewritten
 PromptReader = Callable[[RequestHead, bytes], Read | asyncio.Future[Read]]  # cancelled when the client leaves
 Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
+Admit = Callable[[RequestHead], Refuse | None]  # of every request, by its head alone
 Heard = Callable[[Send, ResponseHead], object]  # the head of an answer, before anything is made of it
 Clock = Callable[[], float]
 
@@ -60,6 +74,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_head_fields: Count = 100  # beyond: 431
     max_waiting_requests: Count = 16  # pipelined behind the one in progress; then the client is not read
     max_waiting_bytes: Bytes = 1024 * 1024  # their bodies; the same consequence
+    # of one address; more get 429 and are closed. 0: no limit, because behind another proxy all clients share one
+    max_connections_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_idle_per_endpoint: Count = 1024  # pooled connections; more are closed, in-use ones are not limited
 
 
@@ -67,7 +83,7 @@ class TimeOuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """How long the router waits for a peer. There is no limit on a stream that progresses."""
 
     connect_s: Seconds = 5.0
-    first_byte_s: Seconds = 600.0  # from the request to the response head: holds queue wait and prefill
+    first_byte_s: Seconds = 600.0  # from the request to head and body of its answer: holds queue wait and prefill
     stall_s: Seconds = 300.0  # between two pieces of a response, and for a client that does not read
     request_head_s: Seconds = 60.0  # from the first byte of a request to the end of its head
     request_body_s: Seconds = 60.0  # from there to its end: a slow sender holds no replica, but memory

@@ -1,7 +1,8 @@
 """One request and its relays, driven by two protocols; no clock and no rule of its own.
 
 Model     read the prompt, which may take a while, ask the decider, send, relay, report. A `Send` is closed once: it is
-          put away before the decider hears of its end
+          put away before the decider hears of its end. The head of a generation waits for the first byte of its body,
+          so that a replica that says 200 and then nothing can still be replaced
 Valid     until the first byte has gone to the client the decider may name another replica; after it a failure is
           shown to the client as a cut connection, never as an end
 Blind to  what is in the bytes: a side reader looks at a copy, and may fail
@@ -12,49 +13,60 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from estimators.request import RequestFacts
 from router.actions import Action, Cause, Ended, Refuse, Send
 from router.errors import ReplicaUnreachable
-from router.http.contract import Heard, Read, Rewritten
+from router.http.along import Along, along, show_head
+from router.http.contract import Endpoint, Read, Rewritten
 from router.http.head import RequestHead, ResponseHead, client_head, field_value, upstream_head
 from router.http.pool import origin_of
+from router.http.reframing import Reframer
 from router.http.replies import refusal, request_id_of
 from router.http.shared import Shared
-from router.http.side_reader import JsonReader, Learned, SideReader, StreamReader
+from router.http.side_reader import Learned
+from router.http.splice import UsageSwallower
 from router.http.upstream import UpstreamConnection
+from router.routes import Route, stored_id
 
 if TYPE_CHECKING:
     from router.http.client import ClientConnection
 
 _log = logging.getLogger(__name__)
-_OVERLOADED = (429, 503)
+_OVERLOADED = (429, 502, 503)  # 502: a proxy before the engine could not reach it
+_RESPONSES = "/v1/responses"
+_MOST_HELD_BYTES = 128 * 1024  # of a head and framing without a body; more goes on
 
 
 class Exchange:
     """A request from its last byte to its end. Its client calls `start` once, and `client_lost` at any time."""
 
     __slots__ = (
+        "_along",
+        "_answer_id",
         "_attempt",
         "_body",
         "_client",
         "_closing",
         "_connecting",
         "_head",
-        "_held_head",
+        "_held",
         "_over",
-        "_reader",
+        "_own_id",
         "_reading",
+        "_reframer",
         "_relayed",
         "_request_id",
         "_reused",
         "_sent",
         "_shared",
         "_status",
-        "_streams",
-        "_unchunking",
+        "_swallows_usage",
         "_unframed",
         "_upstream",
+        "_waits",
         "_write",
     )
 
@@ -65,18 +77,21 @@ class Exchange:
         self._body = body
         self._request_id = b""
         self._reading: asyncio.Future[Read] | None = None  # its prompt, when that takes a while
-        self._streams = False  # the client asked for a stream
+        self._own_id = ""  # the id its body gives it
+        self._answer_id = b""  # the id its answer gives itself
+        self._swallows_usage = False  # the router asked for usage, the client did not
         self._sent: Send | None = None  # open towards the decider
         self._attempt: Send | None = None  # the same, kept while its answer is relayed
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: UpstreamConnection | None = None
         self._reused = False  # that connection had carried another request before
-        self._reader: SideReader | None = None
+        self._along: Along | None = None
         self._write: Callable[[bytes], None] = client.write
-        self._held_head = b""  # the client's head, waiting for the first bytes of the body
+        self._held = b""  # what the client gets first: the head, and framing without a body
+        self._waits = False  # all that is held back until a byte of the body is here
+        self._reframer: Reframer | None = None  # where the body cannot pass as it came
         self._status = 0
         self._closing = False  # the client's connection ends with this answer
-        self._unchunking = False  # chunk framing is taken off, for HTTP/1.0
         self._unframed = False  # the answer ends with the connection
         self._relayed = False  # the client has seen bytes
         self._over = False
@@ -116,10 +131,18 @@ class Exchange:
             return
         if isinstance(read, Rewritten):
             self._body = read.body
+            self._swallows_usage = read.swallows_usage
         facts = read.facts if isinstance(read, Rewritten) else read
+        if facts.continues or self._head.route is Route.STORED:
+            facts = self._where_stored(facts)
         self._request_id = self._head.get(b"x-request-id") or field_value(facts.request_id)
-        self._streams = facts.streams
+        self._own_id = facts.own_id
         self._obey(self._ask(self._shared.decider.arrived, facts))
+
+    def _where_stored(self, facts: RequestFacts) -> RequestFacts:
+        """The same, bound to the replica that keeps the response it is about, if that is known."""
+        wanted = stored_id(self._head.path) if self._head.route is Route.STORED else facts.continues
+        return replace(facts, only=self._shared.stored.holder(wanted))
 
     def client_lost(self) -> None:
         """In any phase: the replica is told by closing its connection, the decider once."""
@@ -136,6 +159,45 @@ class Exchange:
         if sent is not None:
             self._ask(self._shared.decider.cancelled, sent)
 
+    # -- called when somebody asks to abort it
+
+    @property
+    def client_name(self) -> str:
+        """Name of the key that let its client in; "" when none was needed."""
+        return self._head.client
+
+    @property
+    def unread_body(self) -> bytes:
+        """Its body while its prompt is being read, so that the id in there is not known yet; else b""."""
+        return b"" if self._reading is None else self._body
+
+    def has_id(self, wanted: str) -> bool:
+        """Whether its client or its engine knows it by this id."""
+        request_id = self._request_id or self._head.get(b"x-request-id") or b""
+        return wanted in (self._own_id, self._answer_id.decode("latin-1"), request_id.decode("latin-1"))
+
+    def runs_as(self, wanted: str) -> Endpoint | None:
+        """Where an engine runs it under this id; None while none does, or under another."""
+        attempt = self._attempt
+        known = wanted in (self._own_id, self._answer_id.decode("latin-1"))
+        if attempt is None or self._upstream is None or not known:
+            return None
+        return Endpoint(attempt.replica, attempt.base_url, tuple(attempt.extra_headers))
+
+    def drop(self) -> bool:
+        """End it, and show its client that it did not end by itself. False when it was over already."""
+        if self._over:
+            return False
+        if self._relayed:
+            self.client_lost()
+            self._client.cut(reset=self._unframed)
+        else:
+            self.client_lost()
+            self._refuse(_ABORTED)
+        return True
+
+    # -- called by the client's connection, of itself
+
     def client_paused(self) -> None:
         if self._upstream is not None:
             self._upstream.pause()
@@ -147,10 +209,13 @@ class Exchange:
     # -- called by the connection to the replica
 
     def response_started(self, response: ResponseHead) -> None:
+        attempt = self._attempt
+        assert attempt is not None, "an answer follows an attempt"
         if self._shared.heard is not None:
-            self._show_head(self._shared.heard, response)
-        if response.status in _OVERLOADED and (sent := self._put_away()) is not None:
-            actions = self._ask(self._shared.decider.failed, sent, Cause.OVERLOADED)
+            show_head(self._shared.heard, attempt, response, self._shared.counts)
+        cause = self._for_another(response)
+        if cause is not None and (sent := self._put_away()) is not None:
+            actions = self._ask(self._shared.decider.failed, sent, cause)
             if actions != []:
                 self._drop_upstream()
                 self._obey(actions)
@@ -158,34 +223,52 @@ class Exchange:
             self._sent = sent  # still open: its own answer is relayed, and `finished` will close it
         self._status = response.status
         self._unframed = response.until_close or self._head.http10
-        self._unchunking = response.chunked and self._head.http10
         self._closing = self._unframed or self._client.closing or not self._head.keep_alive
-        self._reader = self._side_reader(response)
-        self._held_head = self._client_head(response)
-        if self._unchunking:
-            self.relay(b"")
+        notes_json = self._note_id if self._head.path == _RESPONSES else None
+        self._along = along(response, attempt, self._shared.counts, stream_id=self._note_id, json_id=notes_json)
+        self._reframer = self._reframing(response)
+        self._waits = self._head.route is Route.GENERATE
+        self._held = self._client_head(response)
 
     def body(self, piece: bytes) -> None:
-        if self._reader is not None:
-            self._read_along(self._reader, piece)
-        if self._unchunking:
-            self._write(piece)
+        self._waits = False
+        if self._along is not None and self._along.feed(piece) and self._sent is not None:
+            self._ask(self._shared.decider.first_token, self._sent)
+        if self._reframer is not None:
+            self._pass(self._reframer.feed(piece))
 
     def relay(self, data: bytes) -> None:
-        if self._relayed:
-            if not self._unchunking:
+        if self._reframer is None:
+            if self._relayed:
                 self._write(data)
-        else:
+            else:
+                self._pass(data)
+        elif not self._relayed:
+            self._pass(b"")
+
+    def _pass(self, data: bytes) -> None:
+        """Bytes as the client gets them, behind the head."""
+        if self._relayed:
+            if data:
+                self._write(data)
+            return
+        self._held += data
+        if not self._waits or len(self._held) > _MOST_HELD_BYTES:
             self._relayed = True
             self._body = b""  # it cannot be needed again
-            self._write(self._held_head if self._unchunking else self._held_head + data)
-            self._held_head = b""
+            self._write(self._held)
+            self._held = b""
 
     def response_ended(self) -> None:
         self._upstream = None
+        self._waits = False
+        if self._reframer is not None:
+            self._pass(self._reframer.end())
+        elif not self._relayed:  # a head alone, or framing around nothing
+            self._pass(b"")
         sent = self._put_away()
         if sent is not None:
-            learned = self._learned()
+            learned = Learned() if self._along is None else self._along.learned()
             ended = Ended(
                 self._status,
                 output_tokens=learned.output_tokens,
@@ -196,6 +279,20 @@ class Exchange:
             )
             self._ask(self._shared.decider.finished, sent, ended)
         self._end(closing=self._closing)
+
+    def response_switched(self, response: ResponseHead, rest: bytes) -> None:
+        """Both connections are joined; to the decider the request stays open until one of them ends."""
+        upstream = self._upstream
+        assert upstream is not None, "an answer comes on a connection"
+        self._status, self._relayed, self._closing = response.status, True, True
+        head = self._client_head(response, upgrade=self._head.upgrade)
+        self._client.switch(head, upstream, rest, ended=self._tunnel_ended)
+
+    def _tunnel_ended(self) -> None:
+        if self._upstream is not None:
+            self._upstream.let_go()
+        if not self._over:
+            self.response_ended()
 
     def response_lost(self, cause: Cause, *, silent: bool) -> None:
         self._upstream = None
@@ -208,7 +305,7 @@ class Exchange:
             self._shared.counts.repeats += 1
             self._connect()
         else:
-            self._fail(Cause.BAD_ANSWER if cause is Cause.BROKEN else cause)
+            self._fail(Cause.NO_ANSWER if silent else Cause.BAD_ANSWER if cause is Cause.BROKEN else cause)
 
     # -- one attempt
 
@@ -252,8 +349,11 @@ class Exchange:
             request_id=self._request_id,
             forwarded=self._client.forwarded,
             extra=self._attempt.extra_headers,
+            drops=self._shared.drops,
+            via=self._shared.via,
         )
-        connection.request(head, self._body, self, bodiless=self._head.method == b"HEAD")
+        bodiless = self._head.method == b"HEAD"
+        connection.request(head, self._body, self, bodiless=bodiless, upgrade=self._head.upgrade)
         if self._client.paused:  # still full of the answer before
             connection.pause()
 
@@ -273,6 +373,8 @@ class Exchange:
     def _break_off(self) -> None:
         """The answer broke under way: the client gets all that came, and then a visible cut."""
         self._over = True
+        if self._reframer is not None:
+            self._pass(self._reframer.rest())
         sent = self._put_away()
         if sent is not None:
             self._ask(self._shared.decider.failed, sent, Cause.BROKEN)
@@ -322,10 +424,10 @@ class Exchange:
 
     def _end(self, *, closing: bool) -> None:
         self._over = True
-        self._reader = None
+        self._along = None
         self._client.exchange_over(closing=closing)
 
-    def _client_head(self, response: ResponseHead) -> bytes:
+    def _client_head(self, response: ResponseHead, *, upgrade: bytes = b"") -> bytes:
         attempt = self._attempt
         assert attempt is not None, "an answer follows an attempt"
         return client_head(
@@ -334,7 +436,8 @@ class Exchange:
             replica=field_value(attempt.replica),
             explain=None if attempt.explain is None else field_value(attempt.explain),
             closing=self._closing,
-            unchunked=self._unchunking,
+            unchunked=response.chunked and self._head.http10,
+            upgrade=upgrade,
         )
 
     def _drop_upstream(self) -> None:
@@ -342,46 +445,27 @@ class Exchange:
             self._upstream.close()
             self._upstream = None
 
-    # -- reading along
+    # -- what an answer is
 
-    def _side_reader(self, response: ResponseHead) -> SideReader | None:
-        if not 200 <= response.status < 300 or response.get(b"content-encoding") is not None:
-            return None
-        kind = response.get(b"content-type") or b""
-        if self._streams and kind.startswith(b"text/event-stream"):
-            return StreamReader()
-        return JsonReader() if kind.startswith(b"application/json") else None
+    def _for_another(self, response: ResponseHead) -> Cause | None:
+        """Why another replica may have a better answer than this one; None when it is the answer."""
+        if response.status in _OVERLOADED:
+            return Cause.OVERLOADED
+        asks_around = self._head.route is Route.STORED and self._attempt is not None and not self._attempt.request.only
+        return Cause.ELSEWHERE if asks_around and response.status == 404 else None
 
-    def _show_head(self, heard: Heard, response: ResponseHead) -> None:
-        assert self._attempt is not None, "an answer follows an attempt"
-        try:
-            heard(self._attempt, response)
-        except Exception:
-            self._shared.counts.reader_failures += 1
-            _log.exception("the head of an answer of %s could not be read along", self._attempt.replica)
+    def _reframing(self, response: ResponseHead) -> Reframer | None:
+        in_events = self._along is not None and self._along.is_stream
+        if self._swallows_usage and in_events and (response.chunked or self._unframed):
+            return Reframer(chunked=not self._unframed, swallower=UsageSwallower())
+        return Reframer(chunked=False) if response.chunked and self._head.http10 else None
 
-    def _read_along(self, reader: SideReader, piece: bytes) -> None:
-        try:
-            is_first = reader.feed(piece)
-        except Exception:
-            self._lose_reader()
-            return
-        if is_first and self._sent is not None:
-            self._ask(self._shared.decider.first_token, self._sent)
-
-    def _learned(self) -> Learned:
-        if self._reader is not None:
-            try:
-                return self._reader.learned()
-            except Exception:
-                self._lose_reader()
-        return Learned()
-
-    def _lose_reader(self) -> None:
-        self._shared.counts.reader_failures += 1
-        self._reader = None
-        _log.warning("an answer of %s could not be read along", self._attempt and self._attempt.replica)
+    def _note_id(self, answer_id: bytes) -> None:
+        self._answer_id = answer_id
+        if self._head.path == _RESPONSES and self._attempt is not None:
+            self._shared.stored.note(answer_id.decode("latin-1"), self._attempt.replica)
 
 
-_STOPPING = Refuse(503, "ServiceUnavailable", "The router is stopping.")
+_STOPPING = Refuse(503, "ServiceUnavailable", "The router is stopping.", retry_after_s=1)
+_ABORTED = Refuse(400, "BadRequestError", "The request was aborted.")
 _INTERNAL = Refuse(500, "InternalServerError", "The router failed to place this request.")

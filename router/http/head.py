@@ -8,7 +8,8 @@ Source    RFC 9110 section 7.6.1, RFC 9112 sections 3.2, 6 and 7
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,7 +38,8 @@ _ADDED_WHEN_MISSING = frozenset({b"x-request-id", b"x-forwarded-proto", b"x-forw
 _REQUEST_NOTED = _REQUEST_DROPS | _ADDED_WHEN_MISSING
 # Framing stays: the body bytes are relayed with the framing they came in.
 _RESPONSE_DROPS = _HOP_BY_HOP - {b"transfer-encoding"}
-_RESPONSE_NOTED = _RESPONSE_DROPS | {b"x-request-id"}
+_RESPONSE_NOTED = _RESPONSE_DROPS | {b"x-request-id", b"x-tfirst-replica", b"x-tfirst-explain"}
+_SWITCH = b"Connection: Upgrade\r\nUpgrade: %b\r\n"
 _NONE: frozenset[bytes] = frozenset()
 
 
@@ -53,6 +55,8 @@ class RequestHead:
     named : lower-case names that its Connection field declares hop-by-hop
     http10 : the client speaks HTTP/1.0: no chunks, and the connection ends with the answer
     keep_alive : the client wants the connection kept after the answer
+    upgrade : b"websocket" when it asks to switch to that, b"" otherwise
+    client : name of the key that let it in; set by who asked for one
     """
 
     method: bytes
@@ -63,6 +67,8 @@ class RequestHead:
     named: frozenset[bytes] = _NONE
     http10: bool = False
     keep_alive: bool = True
+    upgrade: bytes = b""
+    client: str = ""
 
     def get(self, name: bytes) -> bytes | None:
         """Value of the first field of that lower-case name."""
@@ -118,6 +124,20 @@ def origin_form(target: bytes) -> bytes:
     return path if path.startswith(b"/") else b"/" + path
 
 
+def names_same_host(target: bytes, host: bytes) -> bool:
+    """Whether the absolute form of a target, if it is one, names the host that Host names.
+
+    >>> names_same_host(b"http://GW:80/x", b"gw"), names_same_host(b"http://gw@other/", b"gw")
+    (True, False)
+    """
+    scheme, separator, rest = target.lower().partition(b"://")
+    if not separator:
+        return True
+    port = b":443" if scheme == b"https" else b":80"
+    authority = re.split(rb"[/?]", rest, maxsplit=1)[0]
+    return authority.removesuffix(port) == host.lower().removesuffix(port)
+
+
 def upstream_head(
     head: RequestHead,
     *,
@@ -126,16 +146,25 @@ def upstream_head(
     body_bytes: int,
     request_id: bytes,
     forwarded: Forwarded,
-    extra: Iterable[tuple[bytes, bytes]],
+    extra: Sequence[tuple[bytes, bytes]],
+    drops: frozenset[bytes] = _NONE,
+    via: bytes = b"",
 ) -> bytes:
     """The head sent to a replica.
 
+    extra : fields of the router's own; a client's field of such a name is dropped
+    drops : lower-case names of more fields that do not pass
+    via : value of one more Via field, behind the client's; b"" for none
     host : its Host value
     prefix : path of its base URL, without a slash at the end; b"" for most
     body_bytes : length of the whole body, >= 0
     """
     seen: dict[bytes, bytes] = {}
-    noted = _REQUEST_NOTED | head.named if head.named else _REQUEST_NOTED
+    noted = _noted_with(drops) if drops else _REQUEST_NOTED
+    if head.named:
+        noted |= head.named
+    if extra:
+        noted = noted.union(name.lower() for name, _ in extra)
     parts = [head.method, b" ", prefix, head.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
     for lower, name, value in head.headers:
         if lower in noted:
@@ -149,10 +178,17 @@ def upstream_head(
     if b"x-request-id" not in seen or b"x-request-id" in head.named:
         parts += (b"x-request-id: ", request_id, b"\r\n")
     _add_forwarded(parts, seen, forwarded)
+    if via:
+        parts += (b"Via: ", via, b"\r\n")
     for name, value in extra:
         parts += (name, b": ", value, b"\r\n")
-    parts.append(b"\r\n")
+    parts.append(_SWITCH % head.upgrade + b"\r\n" if head.upgrade else b"\r\n")
     return b"".join(parts)
+
+
+@lru_cache(maxsize=8)
+def _noted_with(drops: frozenset[bytes]) -> frozenset[bytes]:
+    return _REQUEST_NOTED | drops
 
 
 def _add_forwarded(parts: list[bytes], seen: dict[bytes, bytes], forwarded: Forwarded) -> None:
@@ -175,11 +211,13 @@ def client_head(
     explain: bytes | None,
     closing: bool,
     unchunked: bool,
+    upgrade: bytes = b"",
 ) -> bytes:
     """The head sent to the client.
 
     closing : the connection ends with this answer
     unchunked : chunk framing is taken off, for a client that does not know it
+    upgrade : protocol that the connection switches to with this answer, b"" when it does not
     """
     noted = _RESPONSE_NOTED | response.named if response.named else _RESPONSE_NOTED
     if unchunked:
@@ -196,7 +234,10 @@ def client_head(
     parts += (b"x-tfirst-replica: ", replica, b"\r\n")
     if explain is not None:
         parts += (b"x-tfirst-explain: ", explain, b"\r\n")
-    parts.append(b"Connection: close\r\n\r\n" if closing else b"\r\n")
+    if upgrade:
+        parts.append(_SWITCH % upgrade + b"\r\n")
+    else:
+        parts.append(b"Connection: close\r\n\r\n" if closing else b"\r\n")
     return b"".join(parts)
 
 
@@ -208,9 +249,12 @@ def field_value(text: str) -> bytes:
     return text.encode("latin-1", "replace").translate(_ENDS_LINES)
 
 
+_CONTROLS = bytes(byte for byte in range(256) if byte < 32 or byte == 127)
+
+
 @lru_cache(maxsize=64)
 def _status_line(status: int, reason: bytes) -> bytes:
-    return b"HTTP/1.1 %d %b\r\n" % (status, reason)
+    return b"HTTP/1.1 %d %b\r\n" % (status, reason.translate(None, _CONTROLS))
 
 
 def plain_request(method: bytes, target: bytes, headers: list[Field], *, http10: bool) -> bytes:

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 from urllib.parse import urlsplit
 
 from router.errors import ReplicaUnreachable
@@ -52,6 +53,9 @@ class Pool:
     """Owns every upstream connection of one traffic port, idle or in use, and the attempts to make more.
 
     tls : context for https endpoints; the system's trust store when None
+    tls_name : name their certificates must carry, and SNI asks for; their host when None
+    allowed : why an endpoint may not be at this numeric address and port, None where it may; asked before anything
+        is sent
     """
 
     def __init__(
@@ -61,7 +65,11 @@ class Pool:
         limits: Limits,
         times: TimeOuts,
         tls: ssl.SSLContext | None = None,
+        tls_name: str | None = None,
+        allowed: Callable[[str, int], str | None] | None = None,
     ) -> None:
+        self._tls_name = tls_name
+        self._allowed = allowed
         self._loop = loop
         self._limits = limits
         self._times = times
@@ -163,9 +171,28 @@ class Pool:
             self._tls = ssl.create_default_context()
         context = self._tls if origin.tls else None
         connection = UpstreamConnection(self._loop, base_url, self._times, self)
+        name = self._tls_name if context is not None else None
         try:
-            await self._loop.create_connection(lambda: connection, origin.host, origin.port, ssl=context)
+            transport, _ = await self._loop.create_connection(
+                lambda: connection, origin.host, origin.port, ssl=context, server_hostname=name
+            )
+            self._check_address(transport)
         except BaseException:
             self.gone(connection)  # cancelled after it was made, uvloop closes it without a report
             raise
         return connection
+
+    def _check_address(self, transport: asyncio.BaseTransport) -> None:
+        """Names are checked by where they lead, at each connection, because that may change.
+
+        Raises
+        ------
+        ValueError : the endpoint is where none may be
+        """
+        if self._allowed is None:
+            return
+        address, port = transport.get_extra_info("peername")[:2]
+        problem = self._allowed(address, port)
+        if problem is not None:
+            cast(asyncio.Transport, transport).abort()
+            raise ValueError(problem)

@@ -1,6 +1,6 @@
 """Answers the router makes itself, in the form the asked API uses for its errors.
 
-Source    OpenAI's nested error object (vLLM since 0.10.2); Anthropic's on its Messages API
+Source    OpenAI's nested error object (vLLM since 0.10.2); Anthropic's on its Messages API; RFC 9110 section 11.6.1
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ def json_reply(
     closing: bool,
     bodiless: bool = False,
     retry_after_s: int | None = None,
+    asks_key: bool = False,
 ) -> bytes:
-    """A whole response. bodiless : the answer to HEAD, which declares its body and does not send it."""
+    """A whole response.
+
+    bodiless : the answer to HEAD, which declares its body and does not send it
+    asks_key : says how to prove oneself, as a 401 must
+    """
     head = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nx-request-id: %b\r\n" % (
         status,
         _reason(status),
@@ -44,6 +49,8 @@ def json_reply(
     )
     if retry_after_s is not None:
         head += b"Retry-After: %d\r\n" % retry_after_s
+    if asks_key:
+        head += b"WWW-Authenticate: Bearer\r\n"
     head += b"Connection: close\r\n\r\n" if closing else b"\r\n"
     return head if bodiless else head + body
 
@@ -58,6 +65,7 @@ def refusal(refuse: Refuse, head: RequestHead, *, request_id: bytes, closing: bo
         closing=closing,
         bodiless=head.method == b"HEAD",
         retry_after_s=refuse.retry_after_s,
+        asks_key=refuse.status == 401,
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable, Sequence
 
 from router.http.client import ClientConnection
-from router.http.contract import Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import Admit, Answer, Clock, Decider, Endpoint, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
 from router.http.shared import Counts, Shared
 
@@ -23,6 +24,14 @@ class TrafficPort:
     clock : what the decider is told as `now_s`; the loop's clock when None
     heard : shown the head of every answer of a replica; what it raises costs the answer nothing
     upstream_tls : context for https endpoints; the system's trust store when None
+    upstream_tls_name : name their certificates must carry; their host when None
+    allowed_address : why an endpoint may not be at this numeric address and port; None where it may
+    admit : refuses a request by its head, before its body is read; None lets it in
+    drops : lower-case names of clients' fields that no replica is shown, their credentials for example
+    via : value of a Via field that every request gets on its way; b"" for none
+    admin : refuses what changes replicas; None lets it through. Without one such paths are hidden
+    endpoints : whom a request to all is sent to
+    relay_unknown : whether paths in no row of `router.routes` are relayed, by load
     """
 
     def __init__(
@@ -36,12 +45,24 @@ class TrafficPort:
         times: TimeOuts | None = None,
         heard: Heard | None = None,
         upstream_tls: ssl.SSLContext | None = None,
+        upstream_tls_name: str | None = None,
+        allowed_address: Callable[[str, int], str | None] | None = None,
+        admit: Admit | None = None,
+        drops: frozenset[bytes] = frozenset(),
+        via: bytes = b"",
+        admin: Admit | None = None,
+        endpoints: Callable[[], Sequence[Endpoint]] = tuple,
+        relay_unknown: bool = True,
     ) -> None:
         loop = asyncio.get_running_loop()
         limits = limits or Limits()
         times = times or TimeOuts()
-        pool = Pool(loop, limits=limits, times=times, tls=upstream_tls)
+        pool = Pool(
+            loop, limits=limits, times=times, tls=upstream_tls, tls_name=upstream_tls_name, allowed=allowed_address
+        )
         self._shared = Shared(loop, decider, read_prompt, answer, clock or loop.time, pool, limits, times, heard)
+        self._shared.admit, self._shared.drops, self._shared.via = admit, drops, via
+        self._shared.admin, self._shared.endpoints, self._shared.relay_unknown = admin, endpoints, relay_unknown
         self._server: asyncio.Server | None = None
 
     @property
@@ -76,7 +97,12 @@ class TrafficPort:
         OSError : the address is in use or not ours
         """
         self._server = await self._shared.loop.create_server(
-            lambda: ClientConnection(self._shared), host, port, ssl=tls, backlog=_BACKLOG
+            lambda: ClientConnection(self._shared),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self._shared.times.request_head_s,
+            backlog=_BACKLOG,
         )
 
     async def stop(self, grace_s: float) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from router.http.contract import Answer, Clock, Decider, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import Admit, Answer, Clock, Decider, Endpoint, Heard, Limits, PromptReader, TimeOuts
 from router.http.pool import Pool
+from router.stored_answers import StoredAnswers
 
 if TYPE_CHECKING:
     from router.http.client import ClientConnection
@@ -39,11 +41,30 @@ class Shared:
     limits: Limits
     times: TimeOuts
     heard: Heard | None = None
+    endpoints: Callable[[], Sequence[Endpoint]] = tuple
+    admin: Admit | None = None
+    relay_unknown: bool = True
+    stored: StoredAnswers = field(default_factory=StoredAnswers)
+    admit: Admit | None = None
+    drops: frozenset[bytes] = frozenset()
+    via: bytes = b""
     counts: Counts = field(default_factory=Counts)
     clients: set[ClientConnection] = field(default_factory=set)
+    per_client: dict[bytes, int] = field(default_factory=dict)  # open connections by address
     deserted: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last client leaves
+
+    def join(self, client: ClientConnection) -> bool:
+        """Count a connection that was made; False when its address has too many. Either way it `leave`s once."""
+        self.clients.add(client)
+        peer, limit = client.forwarded.peer, self.limits.max_connections_per_client
+        self.per_client[peer] = count = self.per_client.get(peer, 0) + 1
+        return not limit or count <= limit
 
     def leave(self, client: ClientConnection) -> None:
         self.clients.discard(client)
+        peer = client.forwarded.peer
+        self.per_client[peer] -= 1
+        if not self.per_client[peer]:
+            del self.per_client[peer]
         if not self.clients:
             self.deserted.set()

@@ -1,4 +1,4 @@
-"""What the relay learns from an answer as it passes: its first token, its usage, an error inside a 200.
+"""What the relay learns from an answer as it passes: its id, its first token, its usage, an error inside a 200.
 
 Model     a reader sees a copy of the body in arbitrary pieces and keeps a bounded part of it: of a stream the
           unfinished event until the first token, and the last 16 KiB; of any other answer up to 256 KiB
@@ -9,8 +9,10 @@ Source    WHATWG HTML, server-sent events; usage and error objects of OpenAI, An
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,10 +20,19 @@ _TAIL_BYTES = 16 * 1024  # of a stream, kept for its usage; thousands of streams
 _EVENT_BYTES = 64 * 1024  # of an unfinished first event; an error object is never that long
 _JSON_BYTES = 256 * 1024
 _MOST_TOKENS = 2**31
-# Events that open a stream before anything was computed (Responses and Messages APIs).
-_OPENING = (b'"response.created"', b'"response.queued"', b'"response.in_progress"', b'"message_start"', b'"ping"')
-_OPENING_BYTES = 256  # an event's type stands near its start
+# Events that open a stream, or a part of one, before any of its output (Responses and Messages APIs).
+_OPENING = (
+    *(b"response.created", b"response.queued", b"response.in_progress", b"response.output_item.added"),
+    *(b"response.content_part.added", b"message_start", b"content_block_start", b"ping"),
+)
+_OPENING_NAMES = frozenset(_OPENING)
+_OPENING_TYPES = tuple(b'"%b"' % name for name in _OPENING)
+_OPENING_BYTES = 256  # where an event has no name, its type stands near its start
+_ID_BYTES = 4096  # of a JSON answer, where its id stands
+_STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,250})"')
+_ANY_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,250})"')
 _DATA = b"\ndata:"
+_TELLING = (b'"usage"', b'"error"', b'"meta_info"')
 _LAST_EVENTS = 8  # looked at when a stream ends: usage, an error and [DONE] are among them
 
 
@@ -34,6 +45,9 @@ class Learned:
     cached_tokens: int | None = None
     stream_error: bool = False
     events: int = field(default=0, compare=False)  # of a stream, from its first token on: counted, not said
+
+
+HeardId = Callable[[bytes], object]  # told an answer's id, at most once, as soon as it has come
 
 
 class SideReader(Protocol):
@@ -73,6 +87,23 @@ class _Usage(msgspec.Struct):
             learned.cached_tokens = _count(self.cache_read_input_tokens if details is None else details.cached_tokens)
 
 
+class _Meta(msgspec.Struct):
+    """Usage in SGLang's own API, which counts up from chunk to chunk."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def fill(self, learned: Learned) -> None:
+        """Add what is still unknown."""
+        if learned.prompt_tokens is None:
+            learned.prompt_tokens = _count(self.prompt_tokens)
+        if learned.output_tokens is None:
+            learned.output_tokens = _count(self.completion_tokens)
+        if learned.cached_tokens is None:
+            learned.cached_tokens = _count(self.cached_tokens)
+
+
 class _Inner(msgspec.Struct):
     """The answer inside an event that wraps it."""
 
@@ -86,6 +117,7 @@ class _Answer(msgspec.Struct):
     object: str | None = None
     response: _Inner | None = None  # Responses API
     message: _Inner | str | None = None  # Messages API; a text in the flat form of errors
+    meta_info: _Meta | None = None  # SGLang's own API
 
     def is_error(self) -> bool:
         inner = self.response.error if self.response is not None else b""
@@ -95,12 +127,32 @@ class _Answer(msgspec.Struct):
         """Add what is still unknown, from wherever this API puts its usage."""
         if self.usage is not None:
             self.usage.fill(learned)
+        if self.meta_info is not None:
+            self.meta_info.fill(learned)
         for part in (self.response, self.message):
             if isinstance(part, _Inner) and part.usage is not None:
                 part.usage.fill(learned)
 
 
+class _Choice(msgspec.Struct):
+    delta: dict[str, Any] | None = None
+    finish_reason: Any = None
+
+    @property
+    def opens(self) -> bool:
+        """Whether it says whose turn it is, and nothing else."""
+        delta = self.delta
+        if delta is None or "role" not in delta or self.finish_reason is not None:
+            return False
+        return not any(value for key, value in delta.items() if key != "role")
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+
+
 _decode = msgspec.json.Decoder(_Answer).decode
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class StreamReader:
@@ -108,10 +160,10 @@ class StreamReader:
 
     __slots__ = ("_awaiting_token", "_events", "_first", "_tail")
 
-    def __init__(self) -> None:
+    def __init__(self, heard_id: HeardId | None = None) -> None:
         self._awaiting_token = True
         self._events = 0  # data lines so far; those before the first token are taken off when it comes
-        self._first = FirstEvent()
+        self._first = FirstEvent(heard_id)
         self._tail = bytearray(b"\n")  # so that the first line follows a line end too
 
     def feed(self, piece: bytes) -> bool:
@@ -130,7 +182,7 @@ class StreamReader:
     def learned(self) -> Learned:
         learned = Learned()
         tail = bytes(self._tail[-_TAIL_BYTES:])
-        if b'"usage"' in tail or b'"error"' in tail:
+        if any(mark in tail for mark in _TELLING):
             for event in reversed(_events(tail)[-_LAST_EVENTS:]):
                 _read_event(event, learned)
         done = tail.count(b"\ndata: [DONE]")
@@ -139,12 +191,17 @@ class StreamReader:
 
 
 class FirstEvent:
-    """Finds the end of the first event that carries output: not a comment, not [DONE], not an error object."""
+    """Finds the end of the first event that carries output.
 
-    __slots__ = ("_data", "_line", "passed")
+    No comment does, nor [DONE], an error object, or what opens an answer: its role, its id, its first part.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_data", "_heard_id", "_line", "_name", "passed")
+
+    def __init__(self, heard_id: HeardId | None = None) -> None:
         self.passed = 0  # data lines of events that were passed over
+        self._heard_id = heard_id
+        self._name = b""  # of the unfinished event
         self._line = bytearray()  # the unfinished line
         self._data: list[bytes] = []  # data lines of the unfinished event
 
@@ -168,14 +225,23 @@ class FirstEvent:
     def _ends_event(self, line: bytes) -> bool:
         if line.startswith(b"data:"):
             self._data.append(line[5:].strip())
-        elif not line and self._data:
+        elif line.startswith(b"event:"):
+            self._name = line[6:].strip()
+        elif not line:
+            name, self._name = self._name, b""
             lines = len(self._data)
-            data, self._data = b"\n".join(self._data), []
-            opening = any(mark in data[:_OPENING_BYTES] for mark in _OPENING)
-            if data != b"[DONE]" and not opening and not _is_error(data):
-                return True
-            self.passed += lines
+            if lines:
+                data, self._data = b"\n".join(self._data), []
+                self._look_for_id(data)
+                if data != b"[DONE]" and not _opens(name, data) and not _is_error(data):
+                    return True
+                self.passed += lines
         return False
+
+    def _look_for_id(self, data: bytes) -> None:
+        if self._heard_id is not None and (found := id_in(data)):
+            self._heard_id(found)
+            self._heard_id = None
 
     def _holds_data(self) -> bool:
         """Whether an event over the limit carries data; any other line that long is dropped."""
@@ -188,14 +254,16 @@ class FirstEvent:
 class JsonReader:
     """Reads an answer that is one JSON object."""
 
-    __slots__ = ("_body", "_too_long")
+    __slots__ = ("_body", "_heard_id", "_too_long")
 
-    def __init__(self) -> None:
+    def __init__(self, heard_id: HeardId | None = None) -> None:
         self._body = bytearray()
+        self._heard_id = heard_id
         self._too_long = False
 
     def feed(self, piece: bytes) -> bool:
         if self._too_long or len(self._body) + len(piece) > _JSON_BYTES:
+            self._look_for_id(bytes(self._body[:_ID_BYTES]) + piece[:_ID_BYTES])
             self._too_long = True
             self._body.clear()
         else:
@@ -204,9 +272,28 @@ class JsonReader:
 
     def learned(self) -> Learned:
         learned = Learned()
-        if b'"usage"' in self._body:
+        self._look_for_id(bytes(self._body[:_ID_BYTES]))
+        if self._body[:1] == b"{" and any(mark in self._body for mark in _TELLING):  # a batch is a list, without sums
             _decode(self._body).fill(learned)
         return learned
+
+    def _look_for_id(self, beginning: bytes) -> None:
+        heard_id, self._heard_id = self._heard_id, None
+        if heard_id is not None and (found := id_in(beginning)):
+            heard_id(found)
+
+
+def id_in(beginning: bytes) -> bytes:
+    """The id an answer gives itself, from its first bytes; b"" when they hold none.
+
+    A stored response's is looked for first: other ids may stand before it. Quotes inside texts are escaped, so no text
+    can be taken for it.
+
+    >>> id_in(b'{"type":"response.created","response":{"id":"resp_1","tools":[]}}')
+    b'resp_1'
+    """
+    found = _STORED_ID.search(beginning) or _ANY_ID.search(beginning)
+    return found[1] if found is not None else b""
 
 
 def _count(said: int | None) -> int | None:
@@ -226,7 +313,7 @@ def _data_of(event: bytes) -> bytes:
 
 def _read_event(data: bytes, learned: Learned) -> None:
     """Later events are read first, so an earlier one only fills what they left open."""
-    if b'"usage"' not in data and b'"error"' not in data:
+    if not any(mark in data for mark in _TELLING):
         return
     try:
         answer = _decode(data)
@@ -234,6 +321,19 @@ def _read_event(data: bytes, learned: Learned) -> None:
         return  # cut by the tail's limit, or not ours to understand
     learned.stream_error = learned.stream_error or answer.is_error()
     answer.fill(learned)
+
+
+def _opens(name: bytes, data: bytes) -> bool:
+    """Whether an event comes before any output of the answer, or of one part of it."""
+    if name in _OPENING_NAMES or any(mark in data[:_OPENING_BYTES] for mark in _OPENING_TYPES):
+        return True
+    if b'"choices"' not in data or (b'"role"' not in data and b"[]" not in data):
+        return False
+    try:
+        choices = _decode_chunk(data).choices
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return choices is not None and all(choice.opens for choice in choices)
 
 
 def _is_error(data: bytes) -> bool:

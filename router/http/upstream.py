@@ -3,7 +3,11 @@
 Model     llhttp reads every byte and tells where the head, the pieces of the body and the end are; the bytes
           themselves go to the sink in the slices they arrived in, cut only where the answer ends
 Valid     one answer at a time; the sink hears response_started once, relay any number of times, and then exactly
-          one of response_ended and response_lost. After `close` it hears nothing
+          one of response_ended, response_lost and response_switched. After `close` it hears nothing. Interim answers
+          (1xx) are swallowed: the router asks for bodies itself, and what other ones hint at is not worth the risk
+          that a client takes one for its answer
+Blind to  bytes that a replica sends behind an answer only once its connection carries the next request; and, over TLS,
+          whether the end of an answer of undeclared length was the endpoint's own
 
 The parser does not say at which byte a chunked body ended. Bytes after the end must not reach a client, where they
 would be read as the answer to its next request. Only a chunk whose size starts with 0 can be the last, so data
@@ -26,7 +30,8 @@ from router.http.head import Field, ResponseHead, named_by_connection
 _MAX_HEAD_BYTES = 64 * 1024
 _JOIN_BYTES = 64 * 1024  # a body up to this size is copied behind its head, to leave in one segment
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-_WATCHED = _FRAMING | {b"connection"}
+_NONE: frozenset[bytes] = frozenset()
+_WATCHED = _FRAMING | {b"connection", b"upgrade"}
 
 
 class Sink(Protocol):
@@ -43,6 +48,9 @@ class Sink(Protocol):
 
     def response_ended(self) -> None:
         """The answer is complete, and the connection is in other hands."""
+
+    def response_switched(self, response: ResponseHead, rest: bytes) -> None:
+        """The endpoint agreed to switch protocols; `rest` is what it said in the new one. The sink takes it over."""
 
     def response_lost(self, cause: Cause, *, silent: bool) -> None:
         """There will be no (more) answer. silent : a limit passed; otherwise the connection or its bytes broke."""
@@ -74,10 +82,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._paused = False
-        self._begin(bodiless=False)
+        self._begin(bodiless=False, upgrade=b"")
 
-    def _begin(self, bodiless: bool) -> None:
+    def _begin(self, *, bodiless: bool, upgrade: bytes) -> None:
         self._bodiless = bodiless
+        self._upgrade = upgrade
+        self._switched = False
         self._heard = False  # any byte of an answer
         self._head_done = False
         self._head_tail = b""  # last bytes before, where the end of the head may have started
@@ -90,6 +100,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._until_close = False
         self._left_bytes = -1  # of a body of declared length; -1 when it has none
         self._line_by_line = False  # a last chunk may have begun
+        self._bare_bytes = 0  # read line by line since the last byte of a body
         self._complete = False
         self._malformed = False
         self._keep = False  # the endpoint lets the connection carry another request
@@ -104,11 +115,15 @@ class UpstreamConnection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def request(self, head: bytes, body: bytes, sink: Sink, *, bodiless: bool) -> None:
-        """Send a request and follow its answer. bodiless : the answer to HEAD has no body, whatever it declares."""
+    def request(self, head: bytes, body: bytes, sink: Sink, *, bodiless: bool, upgrade: bytes = b"") -> None:
+        """Send a request and follow its answer.
+
+        bodiless : the answer to HEAD has no body, whatever it declares
+        upgrade : protocol it asks to switch to; b"" when it does not
+        """
         assert self._sink is None, "a connection carries one request at a time"
         transport = self._open_transport()
-        self._begin(bodiless)
+        self._begin(bodiless=bodiless, upgrade=upgrade)
         self._sink = sink
         self._deadline.set(self._clock() + self._times.first_byte_s)
         if len(body) <= _JOIN_BYTES:
@@ -133,6 +148,17 @@ class UpstreamConnection(asyncio.Protocol):
             self._deadline.at_s = self._clock() + self._times.stall_s
             self._open_transport().resume_reading()
 
+    def hand_over(self) -> asyncio.Transport:
+        """The transport, for a tunnel; `let_go` ends that."""
+        self._deadline.clear()
+        return self._open_transport()
+
+    def let_go(self) -> None:
+        """Close after what was written; an endpoint that does not take it has `stall_s`."""
+        self._sink = None
+        self._deadline.set(self._clock() + self._times.stall_s)
+        self._open_transport().close()
+
     def close(self) -> None:
         """At once, without a word to the sink: for an engine this is the signal to stop working."""
         self._sink = None
@@ -151,7 +177,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._heard = True
         if self._head_done:
-            self._deadline.at_s = self._clock() + self._times.stall_s
+            self._deadline.set(self._clock() + self._times.stall_s)
             self._body_received(data)
         else:
             self._head_received(data)
@@ -180,20 +206,40 @@ class UpstreamConnection(asyncio.Protocol):
         lower = name.lower()
         self._fields.append((lower, name, value))
         if lower in _WATCHED:
-            self._noted[lower] = value
+            known = self._noted.get(lower)
+            self._noted[lower] = value if known is None else known + b"," + value
 
     def on_headers_complete(self) -> None:
         status = self._reader().get_status_code()
-        if status == 101:
-            raise AnswerUnacceptable("a switch of protocols that was not asked for")
-        if status < 200:
-            self._reason, self._fields, self._noted = b"", [], {}
-            return
-        self._head_done = True
         self._status = status
+        if status < 200:
+            self._interim_head(status)
+            return
+        self._check_framing()
+        self._head_done = True
         self._keep = self._bodiless and self._reader().should_keep_alive()
 
+    def _interim_head(self, status: int) -> None:
+        if status == 101:
+            if not self._upgrade or self._noted.get(b"upgrade", b"").strip().lower() != self._upgrade:
+                raise AnswerUnacceptable("a switch of protocols that was not asked for")
+            self._switched = True
+        elif status < 100:
+            raise AnswerUnacceptable("a status below 100")
+        else:
+            self._reason, self._fields, self._noted = b"", [], {}
+
+    def _check_framing(self) -> None:
+        """Refuse what another reader could take for another framing."""
+        version = self._reader().get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise AnswerUnacceptable("neither HTTP/1.1 nor HTTP/1.0")
+        encoding = self._noted.get(b"transfer-encoding")
+        if encoding is not None and (encoding.strip().lower() != b"chunked" or version == "1.0"):
+            raise AnswerUnacceptable("a transfer encoding that is not chunked")
+
     def on_body(self, piece: bytes) -> None:
+        self._bare_bytes = 0
         if self._sink is not None and not self._bodiless:
             self._sink.body(piece)
 
@@ -214,7 +260,10 @@ class UpstreamConnection(asyncio.Protocol):
             try:
                 self._reader().feed_data(own)
             except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-                self._lose(Cause.BAD_ANSWER, silent=False)
+                if self._switched:
+                    self._switch(data[len(own) :])
+                else:
+                    self._lose(Cause.BAD_ANSWER, silent=False)
                 return
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._lose(Cause.BAD_ANSWER, silent=False)
@@ -224,6 +273,11 @@ class UpstreamConnection(asyncio.Protocol):
                 self._start_body(data)
                 return
 
+    def _switch(self, rest: bytes) -> None:
+        assert self._sink is not None, "an answer is followed for somebody"
+        response = ResponseHead(self._status, self._reason, self._fields, named=self._named())
+        self._sink.response_switched(response, rest)
+
     def _start_body(self, data: bytes) -> None:
         sink = self._sink
         assert sink is not None, "an answer is followed for somebody"
@@ -232,21 +286,23 @@ class UpstreamConnection(asyncio.Protocol):
         sink.response_started(response)
         if self._sink is sink:
             self._body_received(data)
-        if self._sink is sink:
+        if self._sink is sink and data:  # until the body starts, the limit for the first byte holds
             self._deadline.set(self._clock() + self._times.stall_s)
 
     def _find_framing(self, response: ResponseHead) -> None:
         noted = self._noted
-        if b"connection" in noted:
-            response.named = named_by_connection(noted[b"connection"]) - _FRAMING
+        response.named = self._named()
         if self._bodiless or self._complete:
             self._left_bytes = 0
         elif b"content-length" in noted:
             self._left_bytes = int(noted[b"content-length"])
         else:
-            encoding = noted.get(b"transfer-encoding", b"")
-            response.chunked = self._chunked = encoding.lower().rstrip().endswith(b"chunked")
+            response.chunked = self._chunked = b"transfer-encoding" in noted
             response.until_close = self._until_close = not self._chunked
+
+    def _named(self) -> frozenset[bytes]:
+        said = self._noted.get(b"connection")
+        return _NONE if said is None else named_by_connection(said) - _FRAMING
 
     def _body_received(self, data: bytes) -> None:
         sink = self._sink
@@ -282,6 +338,10 @@ class UpstreamConnection(asyncio.Protocol):
             while start < len(data) and not self._complete:
                 self._line_by_line = True  # to the end: what follows the last chunk's size may come in any pieces
                 end = data.find(b"\n", start) + 1 or len(data)
+                self._bare_bytes += end - start
+                if self._bare_bytes > _MAX_HEAD_BYTES:  # trailers, or size lines, without end
+                    self._malformed = True
+                    break
                 feed(data[start:end])
                 start = end
         except httptools.HttpParserError:

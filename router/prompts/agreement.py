@@ -89,6 +89,15 @@ class Agreement:
         """Everything known, by model and form."""
         return {key: self.state(*key, now_s) for key in list(self._records)}
 
+    def differing(self) -> dict[str, list[str]]:
+        """Forms of which each replica made other tokens when it was last asked, by replica."""
+        found: dict[str, list[str]] = {}
+        for (_, form), record in self._records.items():
+            for replica, agrees in record.checks.items():
+                if not agrees:
+                    found.setdefault(replica, []).append(form.value)
+        return found
+
     def _record(self, model: str, form: Form) -> _Record:
         """Evidence of one model; beyond a number of names, which clients could choose freely, they share one."""
         key = (model, form)

@@ -18,31 +18,35 @@ PLAIN_FIELDS = (
     *("model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "cache_salt", "extra_key"),
     *("session_id", "previous_response_id", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
     *("continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "reasoning_effort", "tool_choice"),
-    "echo",
+    *("echo", "rid", "request_id"),
 )
 ALL_FIELDS = frozenset({*RAW_FIELDS, *PLAIN_FIELDS, *MEDIA_FIELDS})
+
+
+_ABSENT = msgspec.Raw()
+_EMPTY = memoryview(b"")
 
 
 class Body(msgspec.Struct):
     """Fields of a generation request, whatever their type; the rest is skipped."""
 
     model: Any = None
-    prompt: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-    text: msgspec.Raw = msgspec.Raw()
-    system: msgspec.Raw = msgspec.Raw()
-    instructions: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    input_ids: msgspec.Raw = msgspec.Raw()
-    token_ids: msgspec.Raw = msgspec.Raw()
-    kv_transfer_params: msgspec.Raw = msgspec.Raw()
-    documents: msgspec.Raw = msgspec.Raw()
-    prompt_embeds: msgspec.Raw = msgspec.Raw()
-    input_embeds: msgspec.Raw = msgspec.Raw()
-    image_data: msgspec.Raw = msgspec.Raw()
-    audio_data: msgspec.Raw = msgspec.Raw()
-    video_data: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    text: msgspec.Raw = _ABSENT
+    system: msgspec.Raw = _ABSENT
+    instructions: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
+    input_ids: msgspec.Raw = _ABSENT
+    token_ids: msgspec.Raw = _ABSENT
+    kv_transfer_params: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    prompt_embeds: msgspec.Raw = _ABSENT
+    input_embeds: msgspec.Raw = _ABSENT
+    image_data: msgspec.Raw = _ABSENT
+    audio_data: msgspec.Raw = _ABSENT
+    video_data: msgspec.Raw = _ABSENT
     stream: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
@@ -60,10 +64,15 @@ class Body(msgspec.Struct):
     reasoning_effort: Any = None
     tool_choice: Any = None
     echo: Any = None
+    rid: Any = None
+    request_id: Any = None
 
     def raw(self, name: str) -> memoryview:
         """JSON of a field kept as it came; empty when it is absent or null."""
-        view = memoryview(getattr(self, name))
+        given = getattr(self, name)
+        if given is _ABSENT:
+            return _EMPTY
+        view = memoryview(given)
         return view[:0] if view.nbytes == 4 and view.tobytes() == b"null" else view
 
 
@@ -95,7 +104,8 @@ def decoded(body: bytes) -> Body:
     for key in ALL_FIELDS & fields.keys():
         value = fields[key]
         if key in PLAIN_FIELDS:
-            setattr(found, key, value)
+            # Halves of surrogate pairs are no text that could be hashed, shown or handed on.
+            setattr(found, key, value.encode("utf-8", "backslashreplace").decode() if type(value) is str else value)
         elif value is not None:
             setattr(found, key, msgspec.Raw(json.dumps(value).encode()))
     return found
@@ -103,16 +113,25 @@ def decoded(body: bytes) -> Body:
 
 def ids_given(fields: Body) -> memoryview | None:
     """JSON of the token ids a body carries instead of text, if it does: one list or a list of lists."""
-    for name in ID_FIELDS:
-        view = memoryview(getattr(fields, name))
-        if view.nbytes and view[0] == 0x5B and _opens_with_a_number(view):
-            return view
-    if memoryview(fields.kv_transfer_params).nbytes:
+    view = ids_at_top(fields)
+    if view is None and fields.kv_transfer_params is not _ABSENT and memoryview(fields.kv_transfer_params).nbytes:
         try:
             view = memoryview(_transfer.decode(fields.kv_transfer_params).prompt_token_ids)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         return view if view.nbytes and _opens_with_a_number(view) else None
+    return view
+
+
+def ids_at_top(fields: Body) -> memoryview | None:
+    """The same from the body's own fields alone, which takes no time however long they are."""
+    for name in ID_FIELDS:
+        given = getattr(fields, name)
+        if given is _ABSENT:
+            continue
+        view = memoryview(given)
+        if view.nbytes and view[0] == 0x5B and _opens_with_a_number(view):
+            return view
     return None
 
 
@@ -143,6 +162,20 @@ def limit_of(fields: Body) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LONGEST_LIMIT_TOKENS:
             return value
     return None
+
+
+def own_id_of(fields: Body) -> str:
+    """Id that a body gives its request: SGLang's field, else vLLM's; "" when it gives none that can be one."""
+    for value in (fields.rid, fields.request_id):
+        if isinstance(value, str) and 0 < len(value) <= LONGEST_NAME:
+            return value
+    return ""
+
+
+def continued_by(fields: Body) -> str:
+    """Id of the stored response that a request goes on from; "" for none."""
+    previous = fields.previous_response_id
+    return previous if isinstance(previous, str) and len(previous) <= LONGEST_NAME else ""
 
 
 def salt_of(fields: Body) -> str:

@@ -70,6 +70,7 @@ class EngineCheck:
         self._engine: Engine = engine
         self._timeout_s = timeout_s
         self._checks: set[asyncio.Task[None]] = set()
+        self._told: dict[str, list[str]] = {}  # by replica, the forms it was said to differ in
 
     def replica_up(self, replica: str, url: str, *, model: str, name: str) -> None:
         """`replica` serves the base model `model` under `name`: compare with it, in a while."""
@@ -84,7 +85,8 @@ class EngineCheck:
         await asyncio.gather(*self._checks, return_exceptions=True)
 
     async def compare(self, replica: str, url: str, model: str, name: str) -> None:
-        """Compare all probes with one replica."""
+        """Compare all probes with one replica, and say once what it differs in."""
+        differing = []
         for probe in probes(model, name):
             try:
                 agrees = await self._agrees(url, probe)
@@ -93,11 +95,14 @@ class EngineCheck:
                 continue
             self._agreement.checked(model, probe.form, replica, agrees)
             if not agrees:
-                log.warning(
-                    "%s makes other tokens of the same %s than prompts.tokenizer does: such prompts are placed by load"
-                    " and length; give the router the engine's tokenizer, template and template arguments",
-                    *(replica, probe.form.value),
-                )
+                differing.append(probe.form.value)
+        if differing and differing != self._told.get(replica):
+            log.warning(
+                "%s makes other tokens of the same prompts (%s) than the router: such prompts are placed by load and"
+                " length; give the router the engine's tokenizer, template and template arguments",
+                *(replica, ", ".join(differing)),
+            )
+        self._told[replica] = differing
 
     async def _agrees(self, url: str, probe: Asked) -> bool:
         ours = await self._source.tokens_of(probe, b"", Wanted(root=0, block_tokens=1, ids=True))
@@ -106,4 +111,4 @@ class EngineCheck:
                 theirs = await tokenize(self._session, url, questions_of(probe, self._engine)[0])
         except TimeoutError:
             raise NoTokens(Unread.LATE) from None
-        return prompts_in(theirs) == [ours.ids]
+        return ours.ids is not None and prompts_in(theirs) == prompts_in(ours.ids)

@@ -17,7 +17,7 @@ from router.errors import ConfigError
 from router.prompts.agreement import Agreement, State
 from router.prompts.checking import EngineCheck
 from router.prompts.reader import Head, PromptReader
-from router.prompts.reading import PromptReading, Read
+from router.prompts.reading import PromptReading, Read, Told
 from router.prompts.shown import PromptMetrics, PromptReport
 from router.tokenizing.asked import Form, TokenSource
 from router.tokenizing.engine import EngineTokens
@@ -38,6 +38,7 @@ class Prompts:
 
     url_of : base URL of a replica that serves a base model and is up
     has_key : whether `session` carries a key of the router's own
+    told : see `PromptReading`
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Prompts:
         has_key: bool,
         clock: Callable[[], float],
         registry: CollectorRegistry,
+        told: Told | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -83,6 +85,7 @@ class Prompts:
             clock=clock,
             forwards=config.forward_tokens,
             took_s=metrics.took_s,
+            told=told,
         )
 
     async def start(self) -> None:
@@ -152,6 +155,7 @@ class Prompts:
             up=None if self._engine is None else self._engine.up,
             read=dict(self._reading.counts),
             states=self._agreement.states(self._clock()),
+            differing=self._agreement.differing(),
             waiting=self._reading.under_way,
             lost_workers=self._workers.lost,
         )

@@ -19,10 +19,12 @@ from router.prompts.body import (
     LONGEST_NAME,
     PROMPT_FIELDS,
     Body,
+    continued_by,
     decoded,
     ids_given,
     limit_of,
     model_of,
+    own_id_of,
     prompts_in,
     salt_of,
 )
@@ -43,6 +45,8 @@ class Head(Protocol):
     def path(self) -> str: ...
     @property
     def method(self) -> bytes: ...
+    @property
+    def client(self) -> str: ...
     def get(self, name: bytes) -> bytes | None: ...
 
 
@@ -170,6 +174,7 @@ class PromptReader:
             path=head.path,
             block_tokens=self.block_tokens,
             session=session_of(head, None),
+            client=head.client,
         )
 
     def _chunks_of(self, question: Question, tokens: int) -> list[int]:
@@ -202,10 +207,13 @@ class PromptReader:
             tokenised=tokenised,
             max_tokens=limit_of(fields),
             streams=fields.stream is True,
+            own_id=own_id_of(fields),
+            continues=continued_by(fields),
             explain=head.get(b"x-tfirst-explain") == b"1",
             path=head.path,
             block_tokens=self.block_tokens,
             session=session_of(head, fields.session_id),
+            client=head.client,
         )
 
 

@@ -2,31 +2,36 @@
 
 Model     the outermost object's keys and where each value lies; values are skipped by their brackets and quotes. The
           caller decides what happens between two slices, usually that others get the event loop
-Valid     UTF-8; a slice is 64 KiB, or a thousand quotes, brackets or keys: about a millisecond
+Valid     UTF-8; a slice is 64 KiB, or a thousand strings, brackets or keys: about a millisecond
           Numbers and white space of more than a slice are refused; the last of equal keys counts, as in Python
 Blind to  errors inside a value: the engine finds those
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Generator
+from typing import TypeVar
 
 import msgspec
 
 from router.prompts.body import ALL_FIELDS, PLAIN_FIELDS, Body
 
 SLICE_BYTES = 64 * 1024
-FIRST_LOOK_BYTES = 16  # back from a quote for backslashes, before longer looks
+STRING_STEP_BYTES = 16 * 1024  # of a string, looked at in one go
 STEPS_IN_A_SLICE = 1000
 LONGEST_KEY_BYTES = 256
+LONGEST_PLAIN_BYTES = 64 * 1024  # of a field that is decoded at once; a longer one is left to the engine
 _MARK = re.compile(rb'["\[\]{}]')
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^,}\]\s]+")
+_INSIDE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)  # of a string; ends at its quote or in an escape
 _BOM = b"\xef\xbb\xbf"
 
 Span = tuple[int, int]  # first byte of a value, and the one after its last
 Spans = Generator[None, None, dict[str, Span]]
+Found = TypeVar("Found")
 
 _anything = msgspec.json.Decoder()
 
@@ -52,9 +57,10 @@ def finished(spans: Spans) -> dict[str, Span]:
 
 
 def body_at(body: bytes, spans: dict[str, Span]) -> Body:
-    """The fields at `spans`; long ones are views of the body, not copies."""
+    """The fields at `spans`; long ones are views of the body, not copies. Those of `left_out` are missing."""
     view, found = memoryview(body), Body()
-    for key, (start, end) in spans.items():
+    for key in spans.keys() - left_out(spans):
+        start, end = spans[key]
         try:
             setattr(
                 found, key, _anything.decode(view[start:end]) if key in PLAIN_FIELDS else msgspec.Raw(view[start:end])
@@ -64,6 +70,11 @@ def body_at(body: bytes, spans: dict[str, Span]) -> Body:
     return found
 
 
+def left_out(spans: dict[str, Span]) -> set[str]:
+    """Fields that would have to be decoded at once and are too long for that."""
+    return {key for key, (start, end) in spans.items() if key in PLAIN_FIELDS and end - start > LONGEST_PLAIN_BYTES}
+
+
 class _Scan:
     """One pass over one body."""
 
@@ -71,6 +82,7 @@ class _Scan:
         self._body = body
         self._at = len(_BOM) if body.startswith(_BOM) else 0
         self._steps = 0
+        self._paused_at = 0
 
     def spans(self, wanted: frozenset[str]) -> Spans:
         found: dict[str, Span] = {}
@@ -78,7 +90,7 @@ class _Scan:
         if self._next() == b"}":
             return found
         while True:
-            if self._pause_due():
+            if self._pause_due(self._at):
                 yield
             key = yield from self._key()
             self._expect(b":")
@@ -95,10 +107,13 @@ class _Scan:
             raise ValueError(f"unexpected data after the object at byte {self._at}")
         return found
 
-    def _pause_due(self) -> bool:
-        """Count a step; whether enough were made for one slice."""
+    def _pause_due(self, at: int) -> bool:
+        """Count a step that led to byte `at`; whether that makes a slice, and the next one begins."""
         self._steps += 1
-        return self._steps % STEPS_IN_A_SLICE == 0
+        due = self._steps >= STEPS_IN_A_SLICE or at - self._paused_at >= SLICE_BYTES
+        if due:
+            self._steps, self._paused_at = 0, at
+        return due
 
     def _next(self) -> bytes:
         """The next byte that is no space, without taking it; empty at the end."""
@@ -143,19 +158,16 @@ class _Scan:
         """From an opening quote to behind its closing one."""
         body, at = self._body, self._at + 1
         while True:
-            quote = body.find(b'"', at, at + SLICE_BYTES)
-            if quote < 0:
-                at += SLICE_BYTES
-                if at >= len(body):
-                    raise ValueError("the body ends inside a string")
-                yield
-            elif _escaped(body, quote, self._at):
-                at = quote + 1
-                if self._pause_due():
-                    yield
-            else:
-                self._at = quote + 1
+            inside = _INSIDE.match(body, at, at + STRING_STEP_BYTES)
+            assert inside is not None, "nothing is a match too"
+            at = inside.end()  # before an escape that reaches over the edge of this step, the next one takes it
+            if body[at : at + 1] == b'"':
+                self._at = at + 1
                 return
+            if at + 1 >= len(body):
+                raise ValueError("the body ends inside a string")
+            if self._pause_due(at):
+                yield
 
     def _skip_nested(self) -> Generator[None, None, None]:
         """From an opening bracket to behind the one that closes it; kinds are not told apart."""
@@ -166,10 +178,11 @@ class _Scan:
                 self._at += SLICE_BYTES
                 if self._at >= len(body):
                     raise ValueError("the body ends inside a list or an object")
-                yield
+                if self._pause_due(self._at):
+                    yield
                 continue
             self._at = mark.start()
-            if self._pause_due():
+            if self._pause_due(self._at):
                 yield
             if mark[0] == b'"':
                 yield from self._skip_string()
@@ -180,13 +193,12 @@ class _Scan:
                 return
 
 
-def _escaped(body: bytes, at: int, start: int) -> bool:
-    """Whether an odd number of backslashes stands before `at`, in a string that opens at `start`."""
-    first, step = at, FIRST_LOOK_BYTES  # runs are short: text in JSON has a quote every few bytes, each looked at
-    while first > start + 1:
-        low = max(start + 1, first - step)
-        kept = low + len(body[low:first].rstrip(b"\\"))
-        if kept > low or low == start + 1:
-            return (at - kept) % 2 == 1
-        first, step = low, min(8 * step, SLICE_BYTES)
-    return False
+async def in_slices(scan: Generator[None, None, Found]) -> Found:
+    """What a scan returns; others get the loop after each of its slices."""
+    while True:
+        try:
+            next(scan)
+        except StopIteration as done:
+            found: Found = done.value
+            return found
+        await asyncio.sleep(0)

@@ -24,13 +24,15 @@ class PromptReport:
 
     source : configured way; up : whether who tokenises answers, None where nobody is asked
     read : prompts by how they were read, or why they were not
-    states : by model and form; waiting : prompts under way; lost_workers : processes that ended unasked
+    states : by model and form; differing : forms in which a replica made other tokens when asked, by replica
+    waiting : prompts under way; lost_workers : processes that ended unasked
     """
 
     source: str
     up: bool | None
     read: dict[str, int]
     states: dict[tuple[str, Form], State]
+    differing: dict[str, list[str]]
     waiting: int
     lost_workers: int
 
@@ -44,6 +46,7 @@ class PromptReport:
             "up": self.up,
             "read": self.read,
             "tokens": tokens,
+            "differing": self.differing,
             "waiting": self.waiting,
             "lost_workers": self.lost_workers,
         }

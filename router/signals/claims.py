@@ -10,7 +10,7 @@ Source    duplicate blocks in vLLM's pool: one store and one removal per physica
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -87,6 +87,10 @@ class Claims:
         """The blocks behind those keys that are known."""
         return self.books.blocks_of(self, keys)
 
+    def adapters_of(self, keys: Iterable[int]) -> dict[int, int]:
+        """Adapter numbers of those keys that are held under one."""
+        return self.books.adapters_of(self, keys)
+
     def age_s(self, key: int, block: int, now_s: float) -> float:
         """Seconds since the block was stored or used, >= 0; NaN when the key does not stand for this block."""
         return self.books.age_s(self, key, block, now_s)
@@ -138,6 +142,7 @@ class Books(Protocol):
     def closed(self, claims: Claims) -> None: ...
     def block_of(self, claims: Claims, key: int) -> int | None: ...
     def blocks_of(self, claims: Claims, keys: Sequence[int]) -> dict[int, int]: ...
+    def adapters_of(self, claims: Claims, keys: Iterable[int]) -> dict[int, int]: ...
     def age_s(self, claims: Claims, key: int, block: int, now_s: float) -> float: ...
     def used(self, claims: Claims, hashes: Sequence[int], now_s: float) -> None: ...
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None: ...

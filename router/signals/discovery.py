@@ -1,25 +1,30 @@
 """Ask an engine where it publishes cache events, and its load.
 
 Model     vLLM: GET /kv_event_sources, one entry per data-parallel rank; SGLang: GET /server_info, a base port
-          to which the rank is added. Engines report what they bound, so a wildcard host becomes the URL's.
+          to which the rank is added. Engines report what they bound, so a wildcard host becomes the URL's. What is no
+          address, or of a rank that cannot be, is left out: a socket would fail on it for ever
 Valid     vLLM from 0.31, SGLang from 0.5.13 (replay from 0.5.22); older engines must be configured by hand
 Source    recorded answers in tests/vectors
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
+from router.signals.fetch import body_of
 from router.signals.subscriber import Source
 
 _WILDCARDS = frozenset({"*", "0.0.0.0", "::", "[::]", ""})
 _MAX_RANKS = 1024
+_MAX_ANSWER_BYTES = 4 << 20
+_ADDRESS = re.compile(r"tcp://[^\s/]+:([0-9]{1,5})|(?:ipc|inproc)://\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,8 @@ async def event_sources(session: aiohttp.ClientSession, base_url: str, *, timeou
 
 def vllm_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
     """Answer of vLLM's /kv_event_sources: rank as text -> its publisher's settings."""
-    entries = [(int(rank), entry) for rank, entry in answer.items() if rank.isdecimal() and isinstance(entry, dict)]
-    return [
+    entries = [(int(rank), entry) for rank, entry in answer.items() if is_rank(rank) and isinstance(entry, dict)]
+    found = [
         Source(
             events=_reachable(entry["endpoint"], host),
             replay=_reachable(replay, host)
@@ -75,6 +80,26 @@ def vllm_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
         for rank, entry in sorted(entries, key=lambda pair: pair[0])
         if entry.get("publisher") == "zmq" and isinstance(entry.get("endpoint"), str)
     ]
+    return [source for source in map(_checked, found) if source is not None]
+
+
+def is_address(address: str) -> bool:
+    """Whether a socket could be attached to this ZMQ address."""
+    found = _ADDRESS.fullmatch(address)
+    return found is not None and (found[1] is None or 0 < int(found[1]) < 65536)
+
+
+def _checked(source: Source) -> Source | None:
+    """The source, without a replay address that is none; None when it has no address itself."""
+    if not is_address(source.events):
+        return None
+    keeps_replay = source.replay is None or is_address(source.replay)
+    return source if keeps_replay else replace(source, replay=None)
+
+
+def is_rank(text: str) -> bool:
+    """Whether this names a data-parallel rank."""
+    return text.isdecimal() and len(text) <= 4 and int(text) < _MAX_RANKS
 
 
 def sglang_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
@@ -84,7 +109,7 @@ def sglang_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
     if type(base) is not int:
         return []
     at = _host_of(info, host)
-    return [
+    found = [
         Source(
             events=f"tcp://{at}:{base + rank}",
             replay=f"tcp://{at}:{replay + rank}" if type(replay) is int else None,
@@ -94,6 +119,7 @@ def sglang_sources(answer: Mapping[str, Any], host: str) -> list[Source]:
         )
         for rank in range(_ranks(info))
     ]
+    return [source for source in map(_checked, found) if source is not None]
 
 
 def sglang_load(answer: Mapping[str, Any], host: str) -> tuple[tuple[str, ...], str]:
@@ -103,7 +129,8 @@ def sglang_load(answer: Mapping[str, Any], host: str) -> tuple[tuple[str, ...], 
     if type(base) is not int:
         return (), ""
     at = _host_of(info, host)
-    return tuple(f"tcp://{at}:{base + rank}" for rank in range(_ranks(info))), str(info.get("load_topic") or "")
+    addresses = tuple(f"tcp://{at}:{base + rank}" for rank in range(_ranks(info)))
+    return addresses if all(map(is_address, addresses)) else (), str(info.get("load_topic") or "")
 
 
 def _kv_events(answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -136,6 +163,8 @@ def _bracketed(host: str) -> str:
 async def _json(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Any:
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
-            return msgspec.json.decode(await response.read()) if response.status == 200 else None
+            if response.status != 200:
+                return None
+            return msgspec.json.decode(await body_of(response, _MAX_ANSWER_BYTES))
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None

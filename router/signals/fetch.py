@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urljoin, urlsplit
 
+import aiohttp
 import httptools
 
 REDIRECTS = frozenset({301, 302, 307, 308})
@@ -25,10 +26,25 @@ _MAX_HOPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One reply; `status` 0 means none came and `body` says why. The body is kept for status 200 only."""
+    """One reply; `status` 0 means none came and `body` says why. The body is kept for status 200 only.
+
+    cut : the body was longer than what is kept of it
+    """
 
     status: int
     body: bytes
+    cut: bool = False
+
+
+async def body_of(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """The body of an answer that aiohttp reads, cut at `most_bytes`: servers are not trusted with our memory."""
+    body = bytearray()
+    while len(body) < most_bytes:
+        piece = await response.content.read(most_bytes - len(body))
+        if not piece:
+            break
+        body += piece
+    return bytes(body)
 
 
 Done = Callable[[Answer | Exception], object]
@@ -40,13 +56,27 @@ class Fetcher:
     base_url : http(s)://host[:port], without a path
     headers : sent with every request
     max_body_bytes : a longer body is cut there, and the connection closed
+    tls : context for https; the system's trust store when None
+    tls_name : name its certificate must carry; the URL's host when None
+    refused : why it may not be at an address and port, None when it may; asked before anything is sent
     """
 
-    def __init__(self, base_url: str, headers: Mapping[str, str], *, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        max_body_bytes: int,
+        tls: ssl.SSLContext | None = None,
+        tls_name: str | None = None,
+        refused: Callable[[str, int], str | None] = lambda address, port: None,
+    ) -> None:
         parts = urlsplit(base_url)
         self._base_url = base_url
         self._host = parts.hostname or ""
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._tls_name = tls_name if self._tls is not None else None
+        self._refused = refused
         self._port = parts.port or (443 if self._tls is not None else 80)
         fixed = {"host": parts.netloc.rpartition("@")[2], "accept": "*/*", **headers}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fixed.items()).encode("latin-1") + b"\r\n"
@@ -135,9 +165,17 @@ class Fetcher:
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: _Connection(self._max_body_bytes), self._host, self._port, ssl=self._tls
+        transport, connection = await loop.create_connection(
+            lambda: _Connection(self._max_body_bytes),
+            self._host,
+            self._port,
+            ssl=self._tls,
+            server_hostname=self._tls_name,
         )
+        reason = self._refused(*transport.get_extra_info("peername")[:2])
+        if reason is not None:
+            connection.abort()
+            raise OSError(reason)
         return connection
 
 
@@ -230,7 +268,8 @@ class _Connection(asyncio.Protocol):
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         if not reusable:
             self.abort()
-        self._settle(Answer(self._status, body[: self._max_body_bytes]))
+        most = self._max_body_bytes
+        self._settle(Answer(self._status, body[:most], cut=len(body) > most))
 
     def _fail(self, exc: Exception) -> None:
         self.abort()

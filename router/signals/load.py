@@ -2,13 +2,12 @@
 
 Model     counts of ranks are summed, shares averaged; one rank unknown makes the whole unknown, since the known part
           alone would look like a small load
-Valid     numbers that are finite and not negative, shares up to 1; everything else is unknown and counted
+Valid     numbers that are not negative and below 1e300, shares up to 1; everything else is unknown and counted
 Source    vLLM and SGLang metrics and load answers
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,7 +20,7 @@ class Load:
     running, waiting : requests in execution and queued, >= 0
     waiting_tokens : prompt tokens of queued requests still to be computed (SGLang)
     kv_usage : share of KV blocks held by live requests, 0..1 (cached but idle blocks count as free)
-    block_size : tokens per KV block
+    block_size : tokens per KV block, 1 to `LARGEST_BLOCK`
     num_gpu_blocks : KV blocks in device memory
     used_tokens, max_tokens : tokens of KV in use and at most (SGLang)
     max_running : requests in execution at most (SGLang)
@@ -58,6 +57,8 @@ class Load:
 
 NUMBERS = tuple(field.name for field in fields(Load) if field.name != "anomalies")
 SHARES = frozenset({"kv_usage", "cache_hit_rate"})
+LARGEST_BLOCK = 1 << 16  # tokens
+_UNBELIEVABLE = 1e300  # so that infinity, and what becomes it, is none of the believable
 _SUMMED = (
     "running",
     "waiting",
@@ -77,11 +78,15 @@ def set_number(load: Load, name: str, value: Any, scale: float = 1.0) -> None:
     """Take in one value of an answer: absent (None) stays unknown, what cannot be a value of `name` is counted."""
     if value is None:
         return
-    usable = type(value) in (int, float) and math.isfinite(value) and value >= 0
-    if not usable or (name in SHARES and value > 1.0):
-        load.anomalies += 1
-    else:
+    if is_usable(name, value):
         setattr(load, name, value * scale)
+    else:
+        load.anomalies += 1
+
+
+def is_usable(name: str, value: Any) -> bool:
+    """Whether `value` can be one of the field `name`. JSON has integers of any length, so nothing is made a float."""
+    return type(value) in (int, float) and 0 <= value <= (1 if name in SHARES else _UNBELIEVABLE)
 
 
 def pick(loads: Mapping[str, Load], rank: str | None) -> Load:

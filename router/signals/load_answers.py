@@ -1,6 +1,6 @@
 """Load of each rank from the JSON and msgpack answers of SGLang: /v1/loads, the older /get_load, and the load socket.
 
-Model     one entry per data-parallel rank, told apart by `dp_rank`
+Model     one entry per data-parallel rank, told apart by `dp_rank`; those without it take the numbers nobody names
 Valid     /v1/loads from 0.5.9, /get_load up to 0.5.20, the socket's `LoadStat` from 0.5.19 with 6 items or more
 Source    recorded answers in tests/vectors
 
@@ -9,7 +9,8 @@ vLLM's /load is not read: it is a constant 0 unless the engine was started to tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -50,15 +51,16 @@ _MAX_RANKS = 1024
 def loads_of_v1(body: bytes) -> dict[str, Load]:
     """Ranks in an answer of /v1/loads. What is no such answer names none."""
     answer = _json(body)
-    entries = answer.get("loads") if isinstance(answer, dict) else None
-    return {_rank(entry): _load(entry) for entry in _entries(entries)}
+    entries = _entries(answer.get("loads") if isinstance(answer, dict) else None)
+    return dict(zip(_ranks(entries), map(_load, entries), strict=True))
 
 
 def loads_of_get_load(body: bytes) -> dict[str, Load]:
     """Ranks in an answer of /get_load, whose `num_reqs` counts running and waiting together."""
     loads = {}
-    for entry in _entries(_json(body)):
-        load = loads[_rank(entry)] = Load()
+    entries = _entries(_json(body))
+    for rank, entry in zip(_ranks(entries), entries, strict=True):
+        load = loads[rank] = Load()
         set_number(load, "waiting", entry.get("num_waiting_reqs"))
         set_number(load, "waiting_tokens", entry.get("num_pending_tokens"))
         set_number(load, "used_tokens", entry.get("num_tokens"))
@@ -86,7 +88,7 @@ def stat_of(payload: bytes) -> tuple[str, Load]:
     load = _load(entry)
     if load.kv_usage is None and load.used_tokens is not None and load.max_tokens:
         load.kv_usage = min(1.0, load.used_tokens / load.max_tokens)
-    return _rank(entry), load
+    return _ranks([entry])[0], load
 
 
 def _load(entry: Mapping[str, Any]) -> Load:
@@ -96,9 +98,12 @@ def _load(entry: Mapping[str, Any]) -> Load:
     return load
 
 
-def _rank(entry: Mapping[str, Any]) -> str:
-    rank = entry.get("dp_rank")
-    return str(rank) if type(rank) is int else "0"
+def _ranks(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rank of each entry: the one it names, else the lowest nobody names or has: each without one is a rank."""
+    named = [rank if type(rank := entry.get("dp_rank")) is int else None for entry in entries]
+    taken = set(named)
+    free = (number for number in count() if number not in taken)
+    return [str(next(free) if rank is None else rank) for rank in named]
 
 
 def _entries(entries: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Load that engines send by themselves: SGLang's load socket, a push at each change and at least once a second.
 
 Model     one SUB for all ranks of one endpoint; of each rank only the newest message counts, so a queue that has
-          built up is read to its end and told once
+          built up is read to its end and told once. The sum over ranks is told while all of them report
 Valid     SGLang from 0.5.19 with `--load-publish-endpoint`
 Blind to  lost messages: the next one says everything again
 Source    recorded payload in tests/vectors
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
 _MESSAGES_AT_ONCE = 256
+_REPORTS_WITHIN_S = 3.0  # a rank that is alive says something each second
 
 
 class LoadListener:
@@ -33,7 +34,7 @@ class LoadListener:
 
     addresses : of the ranks' sockets, rank 0 first
     rows : one for each rank, or a single one that stands for all of them
-    on_load : (row, load, now_s) after each new report; for a single row with several ranks once all have reported
+    on_load : (row, load, now_s) after each new report; for a single row with several ranks while all of them report
     context : ZMQ context to share
     """
 
@@ -60,7 +61,7 @@ class LoadListener:
         self._context = context
         self._clock = clock
         self._retry_s = retry_s
-        self._latest: dict[int, Load] = {}
+        self._latest: dict[int, tuple[Load, float]] = {}  # and when it came
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -90,13 +91,15 @@ class LoadListener:
                 fresh[int(rank)] = load
             else:
                 self.bad_frames += 1
-        self._latest |= fresh
         now_s = self._clock()
+        self._latest |= {place: (load, now_s) for place, load in fresh.items()}
         if len(self._rows) == len(self.addresses):
             for place, load in fresh.items():
                 self._on_load(self._rows[place], load, now_s)
-        elif fresh and len(self._latest) == len(self.addresses):
-            self._on_load(self._rows[0], together(list(self._latest.values())), now_s)
+        elif fresh:
+            alive = [load for load, came_s in self._latest.values() if now_s - came_s <= _REPORTS_WITHIN_S]
+            if len(alive) == len(self.addresses):
+                self._on_load(self._rows[0], together(alive), now_s)
 
     async def _run(self) -> None:
         while True:

@@ -129,11 +129,6 @@ class Answers:
             age_s=age_s,
         )
 
-    def missed(self, chain: Sequence[int], blocks: int) -> None:
-        """A fetch found only the first `blocks` of this chain: beyond them nothing is believed of anybody."""
-        for block in chain[self.stride - 1 :: self.stride][max(0, blocks) // self.stride :]:
-            self._known.pop(block, None)
-
     def _reach(self, holdings: Sequence[Holding]) -> dict[Slot, int]:
         """Whole strides each holder has."""
         reach: dict[Slot, int] = {}

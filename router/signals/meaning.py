@@ -78,10 +78,16 @@ def kind_counts(kind: str | None, group: int) -> bool:
     return group == 0 if kind in (None, "unknown") else kind in _KEPT_KINDS
 
 
+def sizes_fit(block_tokens: int, engine_block_tokens: int) -> bool:
+    """Whether blocks of an engine's size can be named by ours: one is a whole number of the other. Both >= 1."""
+    return engine_block_tokens % block_tokens == 0 or block_tokens % engine_block_tokens == 0
+
+
 def well_formed(event: Stored) -> bool:
     """Whether the event's blocks can be named without guessing.
 
-    Not so: token pairs, whose blocks overlap; a hash twice or its own parent, which would make a cycle; an
+    Not so: token pairs, where a block covers the token after its last too, so that two prompts that part there share
+    the block by our chain and not by the engine's; a hash twice or its own parent, which would make a cycle; an
     adapter by number alone (engines number from 1, each for itself), which must not pass for the base model.
     """
     hashes = event.hashes

@@ -9,13 +9,12 @@ Source    recorded headers in tests/vectors; ORCA (xDS) load reporting
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from router.signals.load import SHARES, Load
+from router.signals.load import SHARES, Load, is_usable
 
 REQUEST_HEADER = (b"endpoint-load-metrics-format", b"TEXT")
 RESPONSE_HEADER = b"endpoint-load-metrics"
@@ -76,8 +75,7 @@ def _load(pairs: Iterable[tuple[str, Any]]) -> Load:
         field = _FIELDS.get(name.removeprefix(_NAMED))
         if field is None:
             continue
-        usable = type(value) in (int, float) and math.isfinite(value) and value >= 0
-        if usable and not (field in SHARES and value > 1.0):
+        if is_usable(field, value):
             said.setdefault(field, []).append(float(value))
         else:
             load.anomalies += 1

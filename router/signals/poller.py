@@ -17,12 +17,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-import aiohttp
 import msgspec
 
 from router.signals.fetch import REDIRECTS, Answer, Fetcher
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _MODELS_EVERY = 20  # questions for health between two looks at /v1/models: adapters come and go
 _TOGETHER = 16  # endpoints asked at once: each wake-up of the process costs as much as reading a page
 _READ_AT_ONCE = 4  # pages read before others get the loop
-_MAX_PAGE_BYTES = 8 << 20
+MAX_PAGE_BYTES = 8 << 20  # for who makes the fetchers
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 
@@ -54,6 +54,8 @@ class Polled:
     rows : row -> rank label of its metrics, None for the sum over all ranks
     models : names it serves, adapters included; empty while unknown
     parents : adapter name -> name of its base model
+    roots : adapter name -> where its weights come from, as far as it is said
+    cards : all it says of them
     load_route : where its load is read besides /metrics; None where /metrics is all there is
     """
 
@@ -64,7 +66,9 @@ class Polled:
     rounds: int = 0
     probes: int = 0
     models: tuple[str, ...] = ()
-    parents: dict[str, str] = field(default_factory=dict)
+    parents: Mapping[str, str] = field(default_factory=dict)
+    roots: Mapping[str, str] = field(default_factory=dict)
+    cards: list[dict[str, Any]] = field(default_factory=list)
     load_route: str | None = None
     _reader: PageReader = field(default_factory=PageReader)
     _health_at_s: float = float("-inf")
@@ -79,9 +83,9 @@ class LoadPoller:
 
     Parameters
     ----------
-    session : its headers are sent with every request
+    fetcher : makes the owner of a kept connection to a base URL
     on_load : (row, load, sent_s, received_s) after each answered question for the load; `Load()` when it holds nothing
-    on_up : (row, models) when an endpoint comes up, and again when the models it names change
+    on_up : (row, models) when an endpoint comes up, and again when the models it names or their weights change
     on_down : (row, reason) after `misses_to_down` bad rounds in a row
     period_s : seconds between the starts of two rounds, > 0; a slow round delays the next, never overlaps it
     health_period_s : least time between two questions for health, >= 0; an unanswered or missed one is followed at once
@@ -91,7 +95,7 @@ class LoadPoller:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        fetcher: Callable[[str], Fetcher],
         *,
         on_load: Callable[[int, Load, float, float], object],
         on_up: Callable[[int, tuple[str, ...]], object],
@@ -106,7 +110,7 @@ class LoadPoller:
             raise ValueError("period_s and timeout_s must be positive, misses_to_down at least 1")
         self.endpoints: dict[str, Polled] = {}
         self.errors = 0  # unexpected exceptions; the round was abandoned
-        self._headers = dict(session.headers)
+        self._fetcher_of = fetcher
         self._on_load = on_load
         self._on_up = on_up
         self._on_down = on_down
@@ -261,7 +265,7 @@ class LoadPoller:
             await self._ask_health(endpoint, endpoint._probe)
 
     def _fetcher(self, endpoint: Polled) -> Fetcher:
-        return Fetcher(endpoint.base_url, self._headers, max_body_bytes=_MAX_PAGE_BYTES)
+        return self._fetcher_of(endpoint.base_url)
 
     # Health and models
 
@@ -281,11 +285,13 @@ class LoadPoller:
 
     def _came_up(self, endpoint: Polled, models: Answer | None) -> None:
         endpoint.misses = 0
-        names, parents = model_names(models.body) if models is not None and models.status == 200 else ((), {})
-        if not names:  # a broken answer is no reason to stop serving what was named before
-            names, parents = endpoint.models, endpoint.parents
-        news = not endpoint.up or (names, parents) != (endpoint.models, endpoint.parents)
-        endpoint.models, endpoint.parents = names, parents  # before anybody is told, who may look them up here
+        cards = model_cards(models.body) if models is not None and models.status == 200 else []
+        endpoint.cards = cards or endpoint.cards  # a broken answer is no reason to stop serving what was named before
+        known = Listed(endpoint.models, endpoint.parents, endpoint.roots)
+        listed = listed_on(cards) if cards else known
+        news = not endpoint.up or listed != known
+        names, endpoint.parents, endpoint.roots = listed
+        endpoint.models = names  # before anybody is told, who may look them up here
         if news:
             for row in endpoint.rows:
                 self._on_up(row, names)
@@ -332,7 +338,10 @@ class LoadPoller:
             self._on_load(row, load if loads is page else _over(load, pick(page, rank)), sent_s, received_s)
 
     async def _read_page(self, endpoint: Polled, answer: Answer) -> None:
-        text = answer.body.decode("utf-8", errors="replace")
+        body = answer.body
+        if answer.cut:  # perhaps in the middle of a number
+            body = body[: body.rfind(b"\n") + 1]
+        text = body.decode("utf-8", errors="replace")
         for _ in endpoint._reader.slices(text):
             if len(text) > BIG_PAGE:
                 await asyncio.sleep(0)
@@ -364,14 +373,32 @@ def _over(load: Load, page: Load) -> Load:
 _BUSY = frozenset({"running", "waiting", "kv_usage", "waiting_tokens", "used_tokens"})
 
 
-def model_names(body: bytes) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Names in an answer of /v1/models, and the base model of each adapter. A broken answer names none."""
+class Listed(NamedTuple):
+    """What an engine serves. parents, roots : as in `Polled`"""
+
+    names: tuple[str, ...] = ()
+    parents: Mapping[str, str] = MappingProxyType({})
+    roots: Mapping[str, str] = MappingProxyType({})
+
+
+def models_in(body: bytes) -> Listed:
+    """What an answer of /v1/models lists. A broken answer names nothing."""
+    return listed_on(model_cards(body))
+
+
+def model_cards(body: bytes) -> list[dict[str, Any]]:
+    """Cards in an answer of /v1/models, each with its name as `id`. A broken answer has none."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return (), {}
+        return []
     cards: Any = answer.get("data") if isinstance(answer, dict) else None
-    cards = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
-    named = [card for card in cards if isinstance(card.get("id"), str)]
-    parents = {card["id"]: card["parent"] for card in named if isinstance(card.get("parent"), str)}
-    return tuple(card["id"] for card in named), parents
+    cards = cards if isinstance(cards, list) else []
+    return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
+
+
+def listed_on(cards: list[dict[str, Any]]) -> Listed:
+    """Names on cards, the base model of each adapter, and where its weights come from."""
+    parents = {card["id"]: card["parent"] for card in cards if isinstance(card.get("parent"), str)}
+    roots = {card["id"]: card["root"] for card in cards if card["id"] in parents and isinstance(card.get("root"), str)}
+    return Listed(tuple(card["id"] for card in cards), parents, roots)

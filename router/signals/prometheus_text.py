@@ -14,12 +14,11 @@ it was present.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from router.signals.load import SHARES, Load, pick
+from router.signals.load import LARGEST_BLOCK, SHARES, Load, is_usable, pick
 
 __all__ = ["BIG_PAGE", "LEARN_EVERY", "Load", "PageReader", "load_of", "loads_of"]
 
@@ -39,7 +38,12 @@ _GAUGES: dict[str, tuple[str, ...]] = {
 _CONFIG, _SLEEP, _STARTED = "vllm:cache_config_info", "vllm:engine_sleep_state", "process_start_time_seconds"
 _WANTED = (*(name for names in _GAUGES.values() for name in names), _CONFIG, _SLEEP, _STARTED)
 _WHOLE = frozenset({"block_size", "num_gpu_blocks"})
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+# Before a value, which an exemplar may follow. Possessive and from word to word, so that rubbish is passed over once
+# instead of being tried again from each of its characters.
+_LABELS = re.compile(r'\{(?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+\}|[ \t]')
+_LABEL = re.compile(r'\b([A-Za-z_][A-Za-z0-9_]*+)="((?:[^"\\]++|\\.)*+)"', re.ASCII)
+_LONGEST_LABELS = 4096  # characters, braces included; a line with more is left alone
+_MOST_LINES = 8192  # of one name: a thousand ranks with several series each
 _REACHES = (64, 2048)  # characters a line may have moved since it was last seen
 _UNBELIEVABLE = 1e300  # so that infinity is none of the believable
 LEARN_EVERY = 64  # reads between two searches of the whole page
@@ -130,7 +134,7 @@ class PageReader:
                 line.at = at
                 start = at + len(head)
                 try:
-                    line.value = float(page[start : page.index("\n", start)])
+                    line.value = _believable(float(page[start : page.index("\n", start)]))
                 except ValueError:
                     line.value = _number_at(page, start)
         return True
@@ -184,20 +188,27 @@ def _near(page: str, head: str, at: int) -> int:
 
 
 def _search(page: str, name: str) -> list[_Line]:
-    """Lines of exactly this name; the value is None where it is not a finite number."""
+    """Lines of exactly this name; the value is None where it is not a finite number. None of too many to be true."""
     needle = "\n" + name
-    lines = []
+    lines: list[_Line] = []
     at = page.find(needle)
     while at >= 0:
         start = at + len(needle)
         end = page.find("\n", start)
-        rest = page[start : end if end >= 0 else len(page)]
-        if rest[:1] in ("{", " ", "\t"):
-            labels = rest[: rest.rfind("}") + 1] or rest[:1]
-            found = dict(_LABEL.findall(labels))
-            lines.append(_Line(needle + labels, at, found, _number_at(page, start + len(labels))))
+        end = end if end >= 0 else len(page)
+        labels = _LABELS.match(page, start, min(end, start + _LONGEST_LABELS))
+        if labels is not None:
+            if len(lines) == _MOST_LINES:
+                return []
+            head = labels[0]
+            lines.append(_Line(needle + head, at, dict(_LABEL.findall(head)), _number_at(page, start + len(head))))
         at = page.find(needle, start)
     return lines
+
+
+def _believable(value: float) -> float | None:
+    """None for infinities, what is no number, and what nothing here can be."""
+    return value if -_UNBELIEVABLE < value < _UNBELIEVABLE else None
 
 
 def _number_at(page: str, start: int) -> float | None:
@@ -210,7 +221,7 @@ def _number_at(page: str, start: int) -> float | None:
             value = float(rest.split()[0])  # a timestamp may follow
         except (ValueError, IndexError):
             return None
-    return value if math.isfinite(value) else None
+    return _believable(value)
 
 
 def _loads(lines: Lines) -> dict[str, Load]:
@@ -221,7 +232,8 @@ def _loads(lines: Lines) -> dict[str, Load]:
                 _read_gauge(lines[name], field, loads)
     for line in lines.get(_CONFIG, ()):
         load = loads.setdefault(_rank(line.labels), Load())
-        load.block_size = _integer(line.labels.get("block_size"))
+        size = _integer(line.labels.get("block_size"))
+        load.block_size = size if size is not None and size <= LARGEST_BLOCK else None
         load.num_gpu_blocks = _integer(line.labels.get("num_gpu_blocks"))
     for line in lines.get(_SLEEP, ()):
         if line.labels.get("sleep_state") == "awake" and line.value is not None:
@@ -239,7 +251,7 @@ def _read_gauge(lines: Sequence[_Line], field: str, loads: dict[str, Load]) -> N
             continue
         rank, value = _rank(line.labels), line.value
         load = loads.setdefault(rank, Load())
-        if value is None or value < 0 or (field in SHARES and value > 1.0):
+        if value is None or not _is_usable(field, value):
             load.anomalies += 1
         elif getattr(load, field) is None:
             fresh[rank] = max(value, fresh.get(rank, 0.0))
@@ -247,9 +259,16 @@ def _read_gauge(lines: Sequence[_Line], field: str, loads: dict[str, Load]) -> N
         setattr(loads[rank], field, int(value) if field in _WHOLE else value)
 
 
+def _is_usable(field: str, value: float) -> bool:
+    if field in _WHOLE:
+        return 1.0 <= value <= (LARGEST_BLOCK if field == "block_size" else _UNBELIEVABLE) and value.is_integer()
+    return is_usable(field, value)
+
+
 def _rank(labels: Labels) -> str:
     return labels.get("engine") or labels.get("dp_rank") or "0"
 
 
 def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 16 else None
+    """A size or count of blocks; 0 is none."""
+    return (int(text) if text is not None and text.isdecimal() and len(text) < 16 else 0) or None

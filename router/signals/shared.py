@@ -1,8 +1,10 @@
 """One socket that carries the events of several publishers: told apart by topic and data-parallel rank.
 
 Model     engines that dial their router (llm-d) all reach one bound SUB; each publisher numbers its own batches, so
-          there is one `Stream` for each (topic, rank), made when it is first heard
-Valid     publishers that differ in topic or in the batch's rank; two that agree in both look like restarts of one
+          there is one `Stream` for each (topic, rank), made when it is first heard. A replica has one publisher: when
+          it is heard under another topic or rank, that is a new process, and what the old one said is forgotten
+Valid     publishers that differ in topic or in the batch's rank; two that agree in both look like restarts of one, and
+          so do two of one replica
 Blind to  history: nobody behind a shared socket can be asked to replay, so what was missed before is missing until
           the publisher clears itself or starts anew
 Source    llm-d's topics `kv@<host>:<port>@<model>`; vLLM's `data_parallel_rank` in each batch
@@ -25,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
 _MESSAGES_AT_ONCE = 32  # then other tasks get the loop
-MAX_STREAMS = 4096
 
 Key = tuple[str, int | None]
 
@@ -35,7 +36,8 @@ class SharedSubscriber:
 
     address : bound where it has a wildcard, else connected
     topic : prefix of the topics wanted
-    stream_of : (topic, rank) -> the publisher's stream; None while it is not known whose events these are
+    stream_of : (topic, rank) -> the publisher's stream, named like its replica; None while it is not known whose events
+        these are
     context : ZMQ context to share
     """
 
@@ -50,9 +52,10 @@ class SharedSubscriber:
     ) -> None:
         self.address = address
         self.bound: str | None = None  # tells the port a wildcard became
-        self.streams: dict[Key, Stream] = {}
+        self.streams: dict[Key, Stream] = {}  # one for each replica heard
         self.bad_frames = 0
         self.unrouted = 0  # batches of a publisher nobody knows
+        self.replaced = 0  # replicas heard under another key than before
         self.errors = 0
         self._topic = topic
         self._stream_of = stream_of
@@ -92,11 +95,23 @@ class SharedSubscriber:
 
     def _stream(self, topic: str, rank: int | None) -> Stream | None:
         stream = self.streams.get((topic, rank))
-        if stream is None and len(self.streams) < MAX_STREAMS:
+        if stream is None:
             stream = self._stream_of(topic, rank)
             if stream is not None:
-                self.streams[topic, rank] = stream
+                stream = self.streams[topic, rank] = self._taken_over(stream)
         return stream
+
+    def _taken_over(self, new: Stream) -> Stream:
+        """The stream its replica has so far, emptied and without its key, so that counters go on; else `new`."""
+        key = next((key for key, stream in self.streams.items() if stream.name == new.name), None)
+        if key is None:
+            return new
+        self.replaced += 1
+        if self.replaced == 1:
+            log.warning("%s was heard as %s before: what it said so far is forgotten", new.name, key)
+        known = self.streams.pop(key)
+        known.forget()
+        return known
 
     async def _run(self) -> None:
         while True:

@@ -1,7 +1,8 @@
 """What one publisher has said so far: its cursor, its counters, and the effect of its batches. No I/O.
 
 Model     batches are judged by number (`sequence`), then take effect through `apply`; whatever could make the view
-          larger than the truth (a lost batch, a failed one) drops the whole view instead
+          larger than the truth (a lost batch, a failed one, an unreadable removal) drops the whole view instead.
+          An unreadable removal is no reason for a replay, which would bring the same bytes again
 Valid     one publisher process at a time; how batches reach us (ZMQ, a shared socket, HTTP) is the caller's matter
 Source    numbering of vLLM's and SGLang's publishers
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.signals.sequence import Sequence, Verdict
-from router.signals.wire import BadFrame, Batch, Cleared, Event, decode
+from router.signals.wire import BadFrame, Batch, Cleared, Unread, decode
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,9 @@ class StreamCounts:
     errors: int = 0  # unexpected exceptions; the batch was skipped or the loop restarted
     bad_events: int = 0  # malformed events, their batches kept
     unknown_events: int = 0  # of a type or medium this version does not know
+    unread_removals: int = 0  # among these two, for which the view was dropped; several in a row are one
+    pair_events: int = 0  # stores of token pairs (EAGLE), which give no hits
     extra_fields: int = 0  # fields this version does not know, passed over
-
-
-def clears_all(event: Event) -> bool:
-    return isinstance(event, Cleared) and event.model is None
 
 
 class Stream:
@@ -63,6 +62,7 @@ class Stream:
         self._apply = apply
         self._cleared = cleared
         self._clock = clock
+        self.began_s = float("-inf")  # what is believed now was heard since
 
     def decoded(self, payload: bytes) -> Batch | None:
         """The batch in `payload`; None, counted, when it holds none."""
@@ -81,6 +81,7 @@ class Stream:
         self.counts.bad_events += batch.bad
         self.counts.unknown_events += batch.unknown
         self.counts.extra_fields += batch.extra_fields
+        self.counts.pair_events += batch.pairs
 
     def heard(self, seq: int, batch: Batch | None) -> Verdict:
         """A batch of a live stream that has no replay: judge it, and let it take effect unless it is stale."""
@@ -96,30 +97,48 @@ class Stream:
             self.take(seq, batch)
         return verdict
 
-    def take(self, seq: int, batch: Batch | None) -> None:
-        """Let one batch take effect. One that cannot be read is part of the sequence, but its news is lost."""
+    def take(self, seq: int, batch: Batch | None, *, begins: bool = True, ends: bool = True) -> None:
+        """Let one batch take effect. One that cannot be read is part of the sequence, but its news is lost.
+
+        begins, ends : whether this is the first, the last piece of it; its number counts as applied with the last
+        """
         if batch is None:
             self.lose_history()
         else:
-            if seq == self.sequence.first or any(map(clears_all, batch.events)):
+            if begins and self.sequence.last is None:
+                self.began_s = self._clock()
+            if begins and seq == self.sequence.first:
                 self.sequence.history_whole()
-            self._apply_counted(batch)
-        self.sequence.applied(seq, 0.0 if batch is None else batch.ts_s, self._clock())
+            self._judge_clears(batch)
+            self.counts.batches += self._apply_counted(batch) and ends
+        if ends:
+            self.sequence.applied(seq, 0.0 if batch is None else batch.ts_s, self._clock())
 
-    def _apply_counted(self, batch: Batch) -> None:
+    def _judge_clears(self, batch: Batch) -> None:
+        """What a clear and a removal that cannot be read mean for how far the view can be trusted."""
+        for event in batch.events:
+            if isinstance(event, Unread):
+                self.counts.unread_removals += 1
+                self.sequence.history_lost()
+            elif isinstance(event, Cleared) and event.model is None:
+                self.sequence.history_whole()
+
+    def _apply_counted(self, batch: Batch) -> bool:
         # Caught for each batch: restarting a loop would replay the same batch and fail on it for ever.
         try:
             self._apply(batch)
-            self.counts.batches += 1
         except Exception:
             self.counts.errors += 1
             log.exception("event source %s: a batch could not be applied", self.name)
             self.lose_history()
+            return False
+        return True
 
     def forget(self) -> None:
         """A new process: nothing heard before counts, and its history is yet to be heard."""
         self._cleared()
         self.sequence.reset()
+        self.began_s = self._clock()
 
     def lose_history(self) -> None:
         """Removals may be among what is missing, so nothing heard before can be believed."""

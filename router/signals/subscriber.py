@@ -153,6 +153,7 @@ class EventSubscriber:
         self._last_payload = b""
         self._peers = 0
         self._alone_since_s: float | None = None  # when the last peer went away
+        self._starts_over = False
 
     @property
     def sequence(self) -> Sequence:
@@ -170,6 +171,16 @@ class EventSubscriber:
         """Begin listening; the publisher need not exist yet."""
         assert self._task is None, "start is called once"
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"events {self.source.events}")
+
+    def start_over(self) -> None:
+        """The publisher is another process, by evidence that did not come this way.
+
+        Nothing is believed from now on, and its history is read from the first batch as soon as the loop gets there,
+        within a second. Until then it is degraded.
+        """
+        self.stream.forget()
+        self.sequence.history_lost()
+        self._starts_over = True
 
     async def stop(self) -> None:
         """End the task and close its sockets. What was applied stays applied."""
@@ -212,11 +223,13 @@ class EventSubscriber:
             with suppress(TimeoutError):
                 await readable(look_again_s, sub, monitor)
             self._slice_start_s = self._clock()
+            if self._starts_over:
+                await self._hear_from_the_first()
             # Connection news first: a batch of the next process must not be judged by the old cursor.
             while has_input(monitor):
                 event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
                 await self._connection_changed(event == _CONNECTED)
-            while has_input(sub) and not has_input(monitor):
+            while has_input(sub) and not (has_input(monitor) or self._starts_over):
                 await self._live(sub.recv_multipart(zmq.NOBLOCK))
                 await self._breathe()  # also when none of them took effect
             self._forget_the_departed()
@@ -303,9 +316,13 @@ class EventSubscriber:
         if await self._continues(self.source.replay, last):
             await self._replay(last + 1)
         else:
-            self.stream.forget()
-            if not await self._replay(self.sequence.first):
-                self.sequence.history_lost()
+            await self._hear_from_the_first()
+
+    async def _hear_from_the_first(self) -> None:
+        self._starts_over = False
+        self.stream.forget()
+        if not await self._replay(self.sequence.first):
+            self.sequence.history_lost()
 
     async def _continues(self, address: str, last: int) -> bool:
         with suppress(TimeoutError):

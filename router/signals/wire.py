@@ -7,8 +7,10 @@ Blind to  `locality`, `ownership`, `session_id` and look-ahead tokens: read over
 Source    released event structs of those engines; recorded payloads in tests/vectors
 
 One event that cannot be understood never costs its batch: it is counted (`bad` when malformed, `unknown`
-when its type or medium is not known) and the events around it are kept. vLLM sends one event for each removed
-block; removals that follow one another are given as one value, which costs a third.
+when its type or medium is not known) and the events around it are kept. Where it may have taken something away, an
+`Unread` stands in its place, since nothing from before it can be believed any more; several in a row lose no more than
+one, and are one. A medium nobody knows holds nothing that counts, so a removal from it takes nothing away. vLLM sends
+one event for each removed block; removals that follow one another are given as one value, which costs a third.
 """
 
 from __future__ import annotations
@@ -145,6 +147,10 @@ class Cleared(msgspec.Struct, frozen=True, gc=False):
     model: str | None = None
 
 
+class Unread(Cleared, frozen=True, gc=False):
+    """A removal or clear that cannot be read, so that all from before it may be gone; to be taken as a clear."""
+
+
 Event = Stored | Removed | Cleared
 
 
@@ -157,6 +163,7 @@ class Batch(msgspec.Struct):
     read : events understood, each removal counted alone
     unknown : events of a type or medium this version does not know
     bad : events of a known type that are malformed
+    pairs : stores of token pairs, which `meaning.well_formed` explains
     extra_fields : fields beyond those known, passed over
     """
 
@@ -167,10 +174,15 @@ class Batch(msgspec.Struct):
     unknown: int = 0
     bad: int = 0
     extra_fields: int = 0
+    pairs: int = 0
 
 
 class _UnknownEventError(Exception):
-    """Well formed but of a type or medium we do not know."""
+    """Of a type we do not know."""
+
+
+class _UnknownMediumError(Exception):
+    """Well formed but of a medium we do not know."""
 
 
 def decode(payload: bytes) -> Batch:
@@ -203,11 +215,44 @@ def batch_of(raw: Any) -> Batch:
             else:
                 _take_list(event, batch)
             batch.read += 1
+        except _UnknownMediumError:
+            batch.unknown += 1
         except _UnknownEventError:
             batch.unknown += 1
+            _note_unread(event, batch)
         except (ValueError, TypeError, KeyError, OverflowError):
             batch.bad += 1
+            _note_unread(event, batch)
     return batch
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """One batch of several that are its pieces, in order; there is at least one."""
+    first, *others = parts
+    for part in others:
+        first.events += part.events
+        first.read += part.read
+        first.unknown += part.unknown
+        first.bad += part.bad
+        first.extra_fields += part.extra_fields
+        first.pairs += part.pairs
+    return first
+
+
+def _note_unread(event: Any, batch: Batch) -> None:
+    """What an event that could not be read may have done. Types with a name nobody knows are passed over."""
+    kind = _kind(event)
+    may_remove = kind == "BlockRemoved" or not isinstance(kind, str)
+    if may_remove and not (batch.events and isinstance(batch.events[-1], Unread)):
+        batch.events.append(Unread())
+
+
+def _kind(event: Any) -> Any:
+    """As far as it can be made out; a type that is no text is none."""
+    if isinstance(event, dict):
+        master = event.get("event_type")
+        return event.get("type") or (_MASTER_TYPES.get(master, master) if isinstance(master, str) else None)
+    return event[0] if isinstance(event, list) and event else None
 
 
 def _parts(raw: Any) -> tuple[Any, list[Any], Any]:
@@ -230,9 +275,10 @@ def _take_map(event: dict[Any, Any], batch: Batch) -> None:
     if kind == "BlockRemoved":
         _take_removed(event, batch)
         return
+    read: Event
     if kind == "BlockStored":
         hashes = field("block_hashes")
-        read: Event = _stored(
+        read = stored = _stored(
             event["seq_hashes"] if hashes is None else hashes,
             field("parent_block_hash"),
             field("token_ids"),
@@ -246,6 +292,7 @@ def _take_map(event: dict[Any, Any], batch: Batch) -> None:
             salt=field("cache_salt") or field("additional_salt"),
             model=field("model_name"),
         )
+        batch.pairs += stored.bigram
     elif kind == "AllBlocksCleared":
         read = Cleared(_text(field("model_name")))
     elif isinstance(kind, str) or kind is None:
@@ -260,10 +307,10 @@ def _take_removed(event: dict[Any, Any], batch: Batch) -> None:
     """The commonest event by far: an engine sends one for each block it evicts."""
     hashes = event.get("block_hashes")
     if len(event) == 4 and "medium" in event and "group_idx" in event and hashes is not None:  # type and hashes are two
-        _remove(_hashes(hashes), _tier(event["medium"]), _group(event["group_idx"]), None, batch)
+        _remove(_hashes(hashes), _group(event["group_idx"]), _tier(event["medium"]), None, batch)
         return
     hashes = _hashes(event["seq_hashes"] if hashes is None else hashes)
-    _remove(hashes, _tier(event.get("medium")), _group(_group_of(event)), _text(event.get("model_name")), batch)
+    _remove(hashes, _group(_group_of(event)), _tier(event.get("medium")), _text(event.get("model_name")), batch)
     _count_extras(event, batch)
 
 
@@ -277,7 +324,7 @@ def _take_list(event: Any, batch: Batch) -> None:
     if extra < 0:
         event = event + _NOTHING[extra:]
     if kind == "BlockRemoved":
-        _remove(_hashes(event[1]), _tier(event[2]), _group(event[3]), None, batch)
+        _remove(_hashes(event[1]), _group(event[3]), _tier(event[2]), None, batch)
     elif kind == "BlockStored":
         _, hashes, parent, tokens, size, lora_id, medium, adapter, extras, group, spec, _ = event[:known]
         salt = None
@@ -286,6 +333,7 @@ def _take_list(event: Any, batch: Batch) -> None:
         read = _stored(
             hashes, parent, tokens, size, lora_id, medium, adapter, extras, group, spec, salt=salt, model=None
         )
+        batch.pairs += read.bigram
         batch.events.append(read)
     else:
         batch.events.append(Cleared())
@@ -293,8 +341,11 @@ def _take_list(event: Any, batch: Batch) -> None:
         batch.extra_fields += extra
 
 
-def _remove(hashes: list[int], tier: Tier, group: int, model: str | None, batch: Batch) -> None:
-    """Add a removal to the one before it where they say the same of other blocks."""
+def _remove(hashes: list[int], group: int, tier: Tier, model: str | None, batch: Batch) -> None:
+    """Add a removal to the one before it where they say the same of other blocks.
+
+    Callers read the tier last: only a removal that is well formed otherwise may be passed over for its medium.
+    """
     last = batch.events[-1] if batch.events else None
     if type(last) is Removed and last.tier is tier and last.group == group and last.model == model:
         last.hashes.extend(hashes)  # the list is ours alone until the batch is returned
@@ -365,9 +416,11 @@ def _hash(value: Any) -> int:
 def _tier(medium: Any) -> Tier:
     tier = _TIERS.get(medium)
     if tier is None:
-        tier = _TIERS.get(medium.upper()) if type(medium) is str else None
+        if type(medium) is not str:
+            raise TypeError("a medium is text")
+        tier = _TIERS.get(medium.upper())
     if tier is None:
-        raise _UnknownEventError
+        raise _UnknownMediumError
     return tier
 
 

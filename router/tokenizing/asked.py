@@ -12,6 +12,8 @@ import msgspec
 from router.errors import RouterError
 from router.identity import chain
 
+_encode = msgspec.json.Encoder().encode
+
 
 class Form(Enum):
     """How a prompt is put into words. Engines treat each in a way of their own, so each agrees or not by itself."""
@@ -31,13 +33,14 @@ class Unread(Enum):
     OWN_TEMPLATE = "own_template"  # the client brought its own chat template
     TRUNCATED = "truncated"  # the engine was asked to cut the prompt
     STORED = "stored"  # part of the prompt lies with the engine
-    TOO_LARGE = "too_large"  # its body is over the limit for cache scoring
+    TOO_LARGE = "too_large"  # its body, or a field in it, is over the limit for cache scoring
     NO_TOKENIZER = "no_tokenizer"  # none is configured for this model
     TEMPLATE = "template"  # the chat template refused it, or there is none
     LATE = "late"  # not tokenised within its time
     BUSY = "busy"  # too many prompts wait already
     WORKER_LOST = "worker_lost"  # the process that tokenises ended
     UNAVAILABLE = "unavailable"  # the engine's tokenizer does not answer, or nonsense
+    FAILED = "failed"  # the engine's tokenizer, or the router's, fails at this very prompt
     UNAUTHORISED = "unauthorised"  # it wants a key
     DISAGREES = "disagrees"  # the engine counts other tokens than the router does
 
@@ -74,13 +77,13 @@ class Tokenised(msgspec.Struct, frozen=True):
 
     tokens : of all its prompts together; prompts : how many those are
     blocks : chain of the longest, whose state is worth most
-    ids : its tokens, when they were asked for and it is the only one
+    ids : JSON list of its tokens, when they were asked for and it is the only one
     """
 
     tokens: int
     blocks: list[int]
     prompts: int = 1
-    ids: list[int] | None = None
+    ids: bytes | None = None
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -125,5 +128,5 @@ def tokenised(prompts: Sequence[Sequence[int]], wanted: Wanted) -> Tokenised:
         tokens=sum(map(len, prompts)),
         blocks=chain(wanted.root, whole[:-1], wanted.block_tokens),
         prompts=len(prompts),
-        ids=list(longest) if wanted.ids and len(prompts) == 1 else None,
+        ids=_encode(list(longest)) if wanted.ids and len(prompts) == 1 else None,
     )

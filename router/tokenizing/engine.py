@@ -3,6 +3,9 @@
 Model     `/tokenize` with the prompt or the conversation, or `.../render` with the client's own body; what it answers
           is what the engine computes, at one hop and some of the engine's own processor time
 Valid     `/tokenize` of vLLM and of SGLang (conversations since 0.5.12); render of vLLM since 0.15.1
+Errors    after three calls in a row that got no answer in time, or no connection, the engine is left alone for a while.
+          What may be one prompt's own doing does not count: it is long, the engine answered somebody meanwhile, or it
+          answered this one with a failure
 Blind to  images: an answer that has any gives no tokens. What was asked while the engine did not answer
 Source    vLLM 0.33 and SGLang 0.5.23 HTTP interfaces
 """
@@ -10,7 +13,6 @@ Source    vLLM 0.33 and SGLang 0.5.23 HTTP interfaces
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from typing import Any, Literal
@@ -26,6 +28,8 @@ from router.tokenizing.workers import LARGE_BYTES, BadIds, Workers
 
 Way = Literal["tokenize", "render"]
 MOST_TEXTS = 8  # of one request, each a call
+LONGEST_TRIAL_BYTES = 64 * 1024  # of body; if a longer one is late that may be its length
+LONGEST_ANSWER_BYTES = 64 << 20  # three times what the ids of a body of 4 MiB can take
 _RENDER_PATHS = {
     Form.TEXT: "/v1/completions/render",
     Form.CHAT: "/v1/chat/completions/render",
@@ -45,6 +49,7 @@ class _Reply(msgspec.Struct):
 
 _reply = msgspec.json.Decoder(_Reply)
 _replies = msgspec.json.Decoder(list[_Reply])
+_raws = msgspec.json.Decoder(list[msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 
 
@@ -78,6 +83,7 @@ class EngineTokens:
         self._clock = clock
         self._most_waiting = most_waiting
         self._breaker = Breaker()
+        self._answered = 0
         self.waiting = 0
 
     @property
@@ -90,8 +96,9 @@ class EngineTokens:
         if self.waiting >= self._most_waiting:
             raise NoTokens(Unread.BUSY)
         url = self._url_of(asked.model)
-        if url is None or not self._breaker.lets_through(self._clock()):
+        if url is None or not self._may_ask(wanted):
             raise NoTokens(Unread.UNAVAILABLE, "nobody can be asked")
+        answered = self._answered
         self.waiting += 1
         try:
             async with asyncio.timeout(self._workers.limit_s(wanted.size_bytes)):
@@ -100,7 +107,8 @@ class EngineTokens:
                 else:
                     made = await self._tokenize(url, asked, wanted)
         except TimeoutError:
-            self._failed("no answer within the time limit")
+            counts = answered == self._answered and wanted.size_bytes <= LONGEST_TRIAL_BYTES
+            self._failed("no answer within the time limit", counts=counts)
             raise NoTokens(Unread.LATE) from None
         except NoTokens as exc:
             if exc.why in (Unread.UNAVAILABLE, Unread.UNAUTHORISED):
@@ -108,9 +116,15 @@ class EngineTokens:
             raise
         finally:
             self.waiting -= 1
+        self._answered += 1
         if self._breaker.succeeded():
             log.info("prompts are tokenised by the engine again")
         return made
+
+    def _may_ask(self, wanted: Wanted) -> bool:
+        if self._breaker.open and wanted.size_bytes > LONGEST_TRIAL_BYTES:
+            return False  # its end would tell nothing, and the next trial would have to wait
+        return self._breaker.lets_through(self._clock())
 
     async def _tokenize(self, url: str, asked: Asked, wanted: Wanted) -> Tokenised:
         questions = questions_of(asked, self._engine)
@@ -157,13 +171,7 @@ def questions_of(asked: Asked, engine: Engine) -> list[dict[str, Any]]:
     options = dict(asked.options)
     named: dict[str, Any] = {"model": asked.name} if asked.name else {}
     if asked.form is Form.TEXT:
-        texts = json.loads(asked.prompt)
-        texts = [texts] if isinstance(texts, str) else texts
-        if not isinstance(texts, list) or not 1 <= len(texts) <= MOST_TEXTS:
-            raise NoTokens(Unread.FORM, "neither a text nor a few of them")
-        if not all(isinstance(text, str) for text in texts):
-            raise NoTokens(Unread.FORM, "more than texts")
-        return [{**named, "prompt": text, **options} for text in texts]
+        return [{**named, "prompt": text, **options} for text in _texts(asked.prompt)]
     choice = options.pop("tool_choice", None)
     if isinstance(choice, dict) and engine == "sglang":
         raise NoTokens(Unread.FORM, "a named tool")
@@ -182,12 +190,29 @@ def questions_of(asked: Asked, engine: Engine) -> list[dict[str, Any]]:
     return [question]
 
 
+def _texts(prompt: bytes) -> list[msgspec.Raw]:
+    """The texts of a prompt as the client wrote them, which takes no decoding."""
+    if prompt.startswith(b'"'):
+        return [msgspec.Raw(prompt)]
+    try:
+        texts = _raws.decode(prompt)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise NoTokens(Unread.FORM, "neither a text nor a few of them") from exc
+    if not 1 <= len(texts) <= MOST_TEXTS or not all(bytes(memoryview(text)[:1]) == b'"' for text in texts):
+        raise NoTokens(Unread.FORM, "not a few texts")
+    return texts
+
+
 async def tokenize(
     session: aiohttp.ClientSession, url: str, question: dict[str, Any], *, headers: dict[str, str] | None = None
 ) -> bytes:
     """JSON list of the tokens `url` makes of a question. Raises `NoTokens`; sets no time limit."""
     headers = {**(headers or {}), "content-type": "application/json"}
-    data = await post(session, f"{url}/tokenize", _encode(question), headers=headers)
+    try:
+        asked = _encode(question)
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:  # half a surrogate pair, for one
+        raise NoTokens(Unread.FORM, f"a prompt that cannot be asked about: {type(exc).__name__}") from exc
+    data = await post(session, f"{url}/tokenize", asked, headers=headers)
     try:
         raw = bytes(_reply.decode(data).tokens)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -201,13 +226,23 @@ async def post(session: aiohttp.ClientSession, url: str, data: bytes, *, headers
     """The body of a good answer. Raises `NoTokens`; sets no time limit."""
     try:
         async with session.post(url, data=data, headers=headers, allow_redirects=False) as response:
-            body, status = await response.read(), response.status
+            body, status = await _whole(response, url), response.status
     except (aiohttp.ClientError, OSError) as exc:
         raise NoTokens(Unread.UNAVAILABLE, f"{url}: {exc or type(exc).__name__}") from exc
     if status == 200:
         return body
     if status in (401, 403):
-        raise NoTokens(Unread.UNAUTHORISED, f"{url} answered {status}; load.api_key_env names the key to use")
+        raise NoTokens(Unread.UNAUTHORISED, f"{url} answered {status}; api_key_env names the key to use")
     if status in (400, 422):
         raise NoTokens(Unread.FORM, f"{url} answered {status}")
-    raise NoTokens(Unread.UNAVAILABLE, f"{url} answered {status}")
+    raise NoTokens(Unread.FAILED if status == 500 else Unread.UNAVAILABLE, f"{url} answered {status}")
+
+
+async def _whole(response: aiohttp.ClientResponse, url: str) -> bytes:
+    """An answer's body, unless it is longer than any list of ids."""
+    whole = bytearray()
+    async for piece in response.content.iter_any():
+        whole += piece
+        if len(whole) > LONGEST_ANSWER_BYTES:
+            raise NoTokens(Unread.UNAVAILABLE, f"{url} does not stop answering")
+    return bytes(whole)

@@ -1,6 +1,7 @@
 """A model's own tokenizer and chat template, read from a directory as it comes from the model's publisher.
 
-Model     completions get the tokenizer's own beginning and end (BOS), conversations only what the template writes
+Model     completions get the tokenizer's own beginning and end (BOS), which for some classes the settings say and not
+          the file; conversations get only what the template writes
 Valid     `tokenizer.json` of Hugging Face `tokenizers`, `tokenizer_config.json` and, where there is one,
           `chat_template.jinja`; fields the engine's server was given as defaults have to be configured here too
 Blind to  tokenizers in another form (tekken, tiktoken files); limits on length, which the engine enforces
@@ -13,7 +14,8 @@ import importlib
 import importlib.util
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from router.tokenizing.template import ChatTemplate
 
 PACKAGES = ("tokenizers", "jinja2")
 _PROBES = ("a b", "x, y")
+_ENDS_BY_SETTINGS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 _AROUND_A_CUT = (("the end", "user\nThe"), (" ", " next"), ("\n", "\n\n"), ("Größe 好", "é 1"))
 
 
@@ -39,22 +42,32 @@ class LocalTokenizer:
     engine : whose preparations of a conversation are followed
     defaults : template arguments the engine's server was started with
     limit_bytes : what kept pieces may take
+    limited : see `ChatTemplate`
 
     Raises
     ------
     ValueError : a file is missing or cannot be read; one sentence
     """
 
-    def __init__(self, directory: Path, *, engine: Engine, defaults: dict[str, Any], limit_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        engine: Engine,
+        defaults: dict[str, Any],
+        limit_bytes: int,
+        limited: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self._tokenizer = _load(directory / "tokenizer.json")
         self._engine: Engine = engine
         self._defaults = defaults
         settings = _settings(directory)
-        self._template = ChatTemplate(_templates(directory, settings), _special_tokens(settings))
+        named = _special_tokens(settings)
+        self._template = ChatTemplate(_templates(directory, settings), named, limited=limited)
         added = [_added(token) for token in self._tokenizer.get_added_tokens_decoder().values()]
         cuts = places_to_cut(added, self._template.text)
         self.pieces = Pieces(self._encode, cuts if self._may_cut(cuts) else [], limit_bytes=limit_bytes)
-        self._ends = self._ends_of_a_text()
+        self._ends = self._ends_by_settings(settings, named) or self._ends_of_a_text()
 
     def prompts_of(self, asked: Asked) -> list[array[int]]:
         """Tokens of each prompt of a request.
@@ -109,6 +122,21 @@ class LocalTokenizer:
         pieces = Pieces(self._encode, cuts, limit_bytes=0)
         return pieces.tokens_of(text) == array("I", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def _ends_by_settings(
+        self, settings: dict[str, Any], named: dict[str, str]
+    ) -> tuple[array[int], array[int]] | None:
+        """The same where the class that reads the file puts what the settings say in place of what the file says."""
+        if str(settings.get("tokenizer_class")).removesuffix("Fast") not in _ENDS_BY_SETTINGS:
+            return None
+        before, after = array("I"), array("I")
+        for end, key, usual in ((before, "bos_token", True), (after, "eos_token", False)):
+            if settings.get(f"add_{key}", usual):
+                number = self._tokenizer.token_to_id(named.get(key, ""))
+                if number is None:
+                    return None  # the class would not load this; the file says what there is
+                end.append(number)
+        return before, after
+
     def _ends_of_a_text(self) -> tuple[array[int], array[int]] | None:
         """Tokens put before and after a text; None when that cannot be said of all texts."""
         found = set()
@@ -150,7 +178,7 @@ def _cut_behind(rendered: str, last: str) -> str:
     at = rendered.rfind(stripped)
     if not stripped or at < 0:
         raise NoTokens(Unread.TEMPLATE, "the template changes the message that goes on")
-    if rendered[at : at + len(last.lstrip())] == last.lstrip():
+    if rendered[at : at + len(last.lstrip())] == last:  # sic: a message with space before it loses the space behind it
         return rendered[: at + len(last.lstrip())]
     return rendered[: at + len(stripped)]
 

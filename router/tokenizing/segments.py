@@ -100,9 +100,12 @@ class Pieces:
         return [text[start:end] for start, end in pairwise(starts) if end > start] or [text]
 
     def _keep(self, digest: bytes, ids: array[int]) -> None:
+        size = _BYTES_PER_ENTRY + 4 * len(ids)
+        if size > self._limit_bytes:
+            return  # it would drive out all others and then itself
         if digest not in self._kept:
             self._kept[digest] = ids
-            self.kept_bytes += _BYTES_PER_ENTRY + 4 * len(ids)
+            self.kept_bytes += size
         self._kept.move_to_end(digest)
         while self.kept_bytes > self._limit_bytes and self._kept:
             _, gone = self._kept.popitem(last=False)

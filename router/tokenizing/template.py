@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -21,17 +22,28 @@ from router.tokenizing.asked import NoTokens, Unread
 _PROBE = "a text to look for"
 
 
+class TakesTooLong(Exception):
+    """Raised by a `limited` block whose time is up."""
+
+
 class ChatTemplate:
     """One model's templates.
 
     sources : by name; "default" is one of them, or none renders without tools
     special_tokens : bos_token, eos_token and the like, which templates name
     now : wall clock, for templates that write the date
+    limited : made anew for each rendering, which happens inside it; raises `TakesTooLong` there when that never ends
     """
 
     def __init__(
-        self, sources: dict[str, str], special_tokens: dict[str, str], now: Callable[[], datetime] = datetime.now
+        self,
+        sources: dict[str, str],
+        special_tokens: dict[str, str],
+        now: Callable[[], datetime] = datetime.now,
+        *,
+        limited: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
+        self._limited = limited
         environment = _environment(now)
         self._error: type[Exception] = importlib.import_module("jinja2").TemplateError
         self._templates = {name: environment.from_string(source) for name, source in sources.items()}
@@ -52,7 +64,10 @@ class ChatTemplate:
             raise NoTokens(Unread.TEMPLATE, "the tokenizer has no chat template")
         fields = {"documents": None, **self._special_tokens, **options}
         try:
-            return str(template.render(messages=messages, tools=tools, **fields))
+            with self._limited():
+                return str(template.render(messages=messages, tools=tools, **fields))
+        except TakesTooLong:
+            raise NoTokens(Unread.TEMPLATE, "it does not come to an end") from None
         except (self._error, TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as exc:
             raise NoTokens(Unread.TEMPLATE, str(exc)) from exc
 

@@ -3,7 +3,8 @@
 Model     frames on standard input and output, each a length (4 bytes, little-endian) and a MessagePack job or answer;
           one job at a time, answered in order. The first frame says what to load, and its answer whether that went well
 Valid     for one parent; the end of standard input ends the process
-Blind to  time: the parent leaves a job that takes too long, and the pieces it made are kept for the next one
+          A template that does not come to an end is ended here, so that it costs no process
+Blind to  time otherwise: the parent leaves a job that takes too long, and the pieces it made are kept for the next one
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,8 +25,11 @@ from router.prompts.sizes import characters_of
 from router.tokenizing.asked import Asked, NoTokens, Unread, Wanted, tokenised
 from router.tokenizing.local import LocalTokenizer
 from router.tokenizing.messages import Engine
+from router.tokenizing.template import TakesTooLong
 
 NICENESS = 5  # where cores are few the event loop goes first
+RENDER_S = 1.0  # processor time for one conversation; templates take a millisecond for a hundred messages
+LONGEST_DETAIL = 500  # characters
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +69,7 @@ class Answer(msgspec.Struct, frozen=True):
     """What became of a job.
 
     why, detail : set when it came to nothing; refused : a sentence for the client, whose mistake it was
-    blocks, ids : 64-bit and 32-bit words of this machine
+    blocks : 64-bit words of this machine; ids : JSON
     """
 
     why: Unread | None = None
@@ -89,9 +94,9 @@ class Desk:
         try:
             return self._do(job)
         except NoTokens as exc:
-            return Answer(why=exc.why, detail=exc.detail)
+            return Answer(why=exc.why, detail=_plain(exc.detail))
         except Exception as exc:  # a prompt no step was made for must not end the process
-            return Answer(why=Unread.FORM, detail=f"{type(exc).__name__}: {exc}")
+            return Answer(why=Unread.FORM, detail=_plain(f"{type(exc).__name__}: {exc}"))
 
     def _do(self, job: Job) -> Answer:
         if isinstance(job, Load):
@@ -115,12 +120,37 @@ class Desk:
             if directory not in read:
                 try:
                     read[directory] = LocalTokenizer(
-                        Path(directory), engine=job.engine, defaults=job.defaults, limit_bytes=job.limit_bytes
+                        Path(directory),
+                        engine=job.engine,
+                        defaults=job.defaults,
+                        limit_bytes=job.limit_bytes,
+                        limited=ended_in_time,
                     )
                 except (ValueError, OSError) as exc:
                     return Answer(why=Unread.NO_TOKENIZER, detail=str(exc))
             self._tokenizers[model] = read[directory]
         return Answer()
+
+
+@contextlib.contextmanager
+def ended_in_time() -> Iterator[None]:
+    """Raise `TakesTooLong` inside when it has taken `RENDER_S`. In the main thread only."""
+
+    def over(number: int, frame: object) -> None:
+        raise TakesTooLong
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _plain(detail: str) -> str:
+    """A sentence that can be sent: prompts may hold halves of surrogate pairs, and be long."""
+    return detail[:LONGEST_DETAIL].encode("utf-8", "backslashreplace").decode()
 
 
 def _answer(prompts: list[list[int]] | list[array[int]], wanted: Wanted) -> Answer:
@@ -132,7 +162,7 @@ def _answer(prompts: list[list[int]] | list[array[int]], wanted: Wanted) -> Answ
         tokens=made.tokens,
         prompts=made.prompts,
         blocks=array("Q", made.blocks).tobytes(),
-        ids=None if made.ids is None else array("I", made.ids).tobytes(),
+        ids=made.ids,
     )
 
 

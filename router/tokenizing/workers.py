@@ -1,20 +1,21 @@
 """The parent's side of the reading processes: bounded queues, time limits, a new process for a lost one.
 
 Model     two processes, so that a long prompt never delays a short one; each gets a job only when it is idle, so a job
-          whose client left or whose time is up costs nothing while it waits
+          whose client left or whose time is up costs nothing while it waits. While a job overruns its limit nobody else
+          waits for that process; after five times the limit the process has hung and is replaced
 Valid     inside a running loop; a process starts with its first job, or with `start`
-Blind to  how long a job will take: it may overrun its limit, and then only its own request goes on without it
+Blind to  how long a job will take: it may overrun its limit, and what it made is kept for the next one
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from array import array
 from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
@@ -26,12 +27,15 @@ from router.tokenizing.asked import Asked, NoTokens, Tokenised, Unread, Wanted
 from router.tokenizing.worker import Answer, Job, Load, Measure, ReadIds, Tokenise, framed
 
 LARGE_BYTES = 256 * 1024  # a larger body is read by the second process
-STUCK_S = 60.0  # a job that takes longer has hung its process
+STUCK_TIMES, STUCK_S = 5, 5.0  # of its limit, and at least seconds: a job that takes longer has hung its process
 REST_S = 5.0  # after a process was lost, before the next is started
 START_S = 60.0
 _MIB = 1024 * 1024
+_LOST = (OSError, asyncio.IncompleteReadError, TimeoutError, msgspec.MsgspecError)  # ways a process is lost
 
 _answers = msgspec.msgpack.Decoder(Answer)
+
+log = logging.getLogger(__name__)
 
 
 class BadIds(Exception):
@@ -50,11 +54,12 @@ class Worker:
         self._load = load
         self._most_waiting = most_waiting
         self._clock = clock
-        self._waiting: deque[tuple[Job, asyncio.Future[Answer]]] = deque()
+        self._waiting: dict[asyncio.Future[Answer], tuple[Job, float]] = {}  # with its limit, in order
         self._wanted = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._rests_until_s = float("-inf")
+        self._overdue_s = float("inf")  # when the job under way will have taken longer than its limit
         self.lost = 0  # processes that ended unasked
 
     @property
@@ -73,8 +78,10 @@ class Worker:
             raise NoTokens(Unread.BUSY)
         if self._clock() < self._rests_until_s:
             raise NoTokens(Unread.WORKER_LOST)
+        if self._clock() > self._overdue_s:
+            raise NoTokens(Unread.LATE, "the process is busy with another prompt for longer than that may take")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((job, answer))
+        self._waiting[answer] = job, limit_s
         self._wanted.set()
         if self._serving is None:
             self._serving = asyncio.get_running_loop().create_task(self._serve(), name="reading worker")
@@ -83,6 +90,8 @@ class Worker:
                 return await answer
         except TimeoutError:
             raise NoTokens(Unread.LATE) from None
+        finally:
+            self._waiting.pop(answer, None)
 
     async def start(self) -> None:
         """Start the process and load what it needs.
@@ -112,46 +121,66 @@ class Worker:
                 await self._wanted.wait()
                 self._wanted.clear()
                 while self._waiting:
-                    job, answer = self._waiting.popleft()
-                    if not answer.done():
-                        await self._work(job, answer)
+                    answer = next(iter(self._waiting))
+                    await self._work(*self._waiting.pop(answer), answer)
         finally:
             await self._end_process()
             self._give_up()
 
-    async def _work(self, job: Job, answer: asyncio.Future[Answer]) -> None:
+    async def _work(self, job: Job, limit_s: float, answer: asyncio.Future[Answer]) -> None:
+        if answer.done():
+            return
         try:
-            loaded = None
-            if self._process is None:
-                self._process = await _start_process()
-                loaded = await self._exchange(self._process, self._load)
-            found = loaded if loaded and job is self._load else await self._exchange(self._process, job)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, msgspec.MsgspecError):
-            self.lost += 1
-            self._rests_until_s = self._clock() + REST_S
-            await self._end_process()
+            frame = framed(job)
+        except (ValueError, TypeError, OverflowError, RecursionError) as exc:  # a number of a hundred digits, for one
+            answer.set_exception(NoTokens(Unread.FORM, f"a prompt that cannot be handed on: {type(exc).__name__}"))
+            return
+        try:
+            found = await self._answer_to(job, frame, limit_s)
+        except Exception as exc:  # whatever it was, the process cannot be relied on
+            if not isinstance(exc, _LOST):
+                log.exception("the process that reads prompts could not be spoken to")
+            await self._lose()
             if not answer.done():
                 answer.set_exception(NoTokens(Unread.WORKER_LOST))
-            self._give_up()
             return
         if not answer.done():
             answer.set_result(found)
 
-    async def _exchange(self, process: Process, job: Job) -> Answer:
+    async def _answer_to(self, job: Job, frame: bytes, limit_s: float) -> Answer:
+        self._overdue_s = self._clock() + limit_s
+        try:
+            if self._process is None:
+                self._process = await _start_process()
+                loaded = await self._exchange(self._process, framed(self._load), START_S)
+                if job is self._load:
+                    return loaded
+            return await self._exchange(self._process, frame, max(STUCK_S, STUCK_TIMES * limit_s))
+        finally:
+            self._overdue_s = float("inf")
+
+    async def _exchange(self, process: Process, frame: bytes, patience_s: float) -> Answer:
         assert process.stdin is not None, "made with a pipe"
         assert process.stdout is not None, "made with a pipe"
-        async with asyncio.timeout(STUCK_S):
-            process.stdin.write(framed(job))
+        async with asyncio.timeout(patience_s):
+            process.stdin.write(frame)
             await process.stdin.drain()
             head = await process.stdout.readexactly(4)
             return _answers.decode(await process.stdout.readexactly(int.from_bytes(head, "little")))
 
+    async def _lose(self) -> None:
+        """The process ended unasked, or must: it is replaced after a rest, and nobody waits for that."""
+        self.lost += 1
+        self._rests_until_s = self._clock() + REST_S
+        await self._end_process()
+        self._give_up()
+
     def _give_up(self) -> None:
         """Nobody will do the jobs that wait."""
-        while self._waiting:
-            _, answer = self._waiting.popleft()
+        for answer in self._waiting:
             if not answer.done():
                 answer.set_exception(NoTokens(Unread.WORKER_LOST))
+        self._waiting.clear()
 
     async def _end_process(self) -> None:
         process, self._process = self._process, None
@@ -241,5 +270,5 @@ def _tokens_in(answer: Answer) -> Tokenised:
         tokens=answer.tokens,
         blocks=array("Q", answer.blocks).tolist(),
         prompts=answer.prompts,
-        ids=None if answer.ids is None else array("I", answer.ids).tolist(),
+        ids=answer.ids,
     )

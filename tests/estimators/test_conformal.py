@@ -204,6 +204,20 @@ def test_nothing_is_corrected_before_the_first_outcome() -> None:
     assert Conformal().corrected(500, np.array([0.2, 0.3])).tolist() == [0.2, 0.3]
 
 
+@given(st.lists(st.floats(0.001, 100.0), min_size=2, max_size=2), st.floats(-3.0, 3.0), st.floats(-3.0, 3.0))
+def test_one_candidate_is_corrected_as_it_would_be_among_many(
+    predicted_s: list[float], theta: float, higher: float
+) -> None:
+    conformal = Conformal()
+    conformal.restore(
+        {
+            **conformal.state(),
+            "all": [{**t, "theta": x} for t, x in zip(conformal.state()["all"], (theta, higher), strict=True)],
+        }
+    )
+    assert conformal.corrected_one(500, predicted_s) == conformal.corrected(500, np.array(predicted_s)).tolist()
+
+
 def test_lengths_are_corrected_apart_and_a_new_one_starts_where_all_stand() -> None:
     conformal = Conformal()
     teach(conformal, 2.0, prompt_tokens=500, count=200)

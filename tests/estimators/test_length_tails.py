@@ -13,8 +13,10 @@ from estimators.length_tails import (
     LARGEST,
     WHOLE,
     Table,
+    area,
     drop_forgotten,
     mean_left_at_random,
+    mean_left_of_parts,
     mixture,
     of_longer,
     of_memoryless,
@@ -137,6 +139,13 @@ def test_an_answer_met_at_random_is_a_token_drawn_at_random(lengths: Lengths) ->
     """Independent route: list every token of every answer, and what is left half a token before it."""
     left = np.concatenate([np.arange(length, 0, -1) - 0.5 for length in lengths])
     assert mean_left_at_random(table_of(lengths)) == pytest.approx(float(left.mean()), rel=0.02)
+
+
+@given(some_lengths, some_lengths, st.floats(0.0, 1.0))
+def test_a_mixture_met_at_random_is_read_from_its_parts(one: Lengths, other: Lengths, weight: float) -> None:
+    parts = [(weight, table_of(one).reshape(-1)), (1.0 - weight, table_of(other).reshape(-1))]
+    read = mean_left_of_parts([(share, flat, area(flat)) for share, flat in parts])
+    assert read == pytest.approx(mean_left_at_random(mixture(parts)), rel=1e-12)
 
 
 @given(some_lengths, some_lengths, st.floats(0.0, 1.0))

@@ -27,7 +27,7 @@ def fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fl
 
 
 def test_the_fleet_holds_the_prompts_that_are_asked_for(fleet: Fleet) -> None:
-    for tokens in [*fleet.prompts, *fleet.long]:
+    for tokens in [*fleet.prompts, *fleet.long, *fleet.lone]:
         hashes = chain(fleet.root, tokens, 16)
         assert fleet.directory.match(hashes).hbm_blocks.max() == len(hashes)
 
@@ -54,5 +54,7 @@ def test_every_number_with_a_limit_is_measured(fleet: Fleet) -> None:
 def test_what_misses_its_limit_is_named_in_either_direction() -> None:
     just = dict(LIMITS)
     assert failures(just) == []
+    assert failures(just, {"bytes a block": 131.0}) == []
+    assert failures(just, {"bytes a block": 129.0}) == ["bytes a block: 130, more than 129"]
     wrong = failures(just | {"match 512, us": 41.0, "store 8, blocks/s": 399_000.0})
     assert wrong == ["store 8, blocks/s: 3.99e+05, less than 400,000", "match 512, us: 41, more than 40"]

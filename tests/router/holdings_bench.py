@@ -53,4 +53,5 @@ class DirectoryBench(Bench):
 
 def chosen_of(sent: Send) -> Candidate:
     assert isinstance(sent.placement, Placement)
+    assert sent.placement.notes is not None
     return sent.placement.notes.chosen

@@ -21,7 +21,7 @@ class Taken:
         self.pushes: list[tuple[bytes, str]] = []
         self._status = status
 
-    def __call__(self, body: bytes, content_type: str) -> tuple[int, dict[str, Any]]:
+    async def __call__(self, body: bytes, content_type: str) -> tuple[int, dict[str, Any]]:
         self.pushes.append((body, content_type))
         return self._status, {"applied": 1}
 

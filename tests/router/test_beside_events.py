@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from estimators.request import RequestFacts
 from estimators.shapes import QWEN3_8B
-from router.beside_events import BesideEvents, silent_store
+from router.beside_events import LONGEST_IDS_BYTES, BesideEvents, beginning_of, silent_store
 from router.config import LookUpConfig, OtherTiersConfig, WrittenStoreConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
@@ -41,8 +41,8 @@ def a_request(**changes: Any) -> RequestFacts:
     return RequestFacts(**{"request_id": "r-1", **facts, **changes})
 
 
-def a_body(**changes: Any) -> bytes:
-    return json.dumps({"model": "m", "prompt": IDS, **changes}).encode()
+def ids(prompt: Any = IDS) -> bytes:
+    return json.dumps(prompt).encode()
 
 
 class Service:
@@ -81,47 +81,67 @@ async def looking_up(**changes: Any) -> AsyncIterator[tuple[BesideEvents, Servic
 async def test_a_prompt_given_as_ids_is_looked_up_and_the_answer_serves_the_next_one() -> None:
     async with looking_up() as (beside, service):
         assert beside.answers is not None
-        beside.read(a_request(), a_body())
+        beside.read(a_request(), ids(), "")
         async with asyncio.timeout(10):
             while not len(beside.answers):  # noqa: ASYNC110  an answer kept has no event to await
                 await asyncio.sleep(0.002)
         assert service.questions == [{"tokens": IDS[:1024]}]
         assert beside.answers.held(CHAIN, 0.0).host_blocks.tolist() == [0, 48]
-        beside.read(a_request(), a_body())
+        beside.read(a_request(), ids(), "")
         assert beside.counted()["recent"] == 1
 
 
 @pytest.mark.parametrize(
-    ("request_", "body"),
-    [
-        ({"base_model": "other", "model": "other"}, {}),
-        ({"model": "tuned"}, {}),
-        ({"tokenised": "chat"}, {"prompt": "text"}),
-        ({"chain_of_text": True}, {"prompt": "text"}),
-        ({"chain": []}, {"prompt": "text"}),
-    ],
+    "changed",
+    [{"base_model": "other", "model": "other"}, {"model": "tuned"}, {"chain_of_text": True}, {"chain": []}],
 )
-async def test_prompts_the_service_cannot_know_or_whose_tokens_are_not_at_hand_are_left_alone(
-    request_: dict[str, Any], body: dict[str, Any]
-) -> None:
+async def test_prompts_the_service_cannot_know_are_left_alone(changed: dict[str, Any]) -> None:
     async with looking_up() as (beside, _):
-        beside.read(a_request(**request_), a_body(**body))
+        beside.read(a_request(**changed), ids(), "")
         assert set(beside.counted().values()) == {0}
 
 
 async def test_a_salted_prompt_is_not_looked_up_where_the_service_knows_tokens_only() -> None:
     async with looking_up() as (beside, _):
-        beside.read(a_request(), a_body(cache_salt="s"))
+        beside.read(a_request(), ids(), "s")
         assert (beside.counted()["unaskable"], beside.counted()["asked"]) == (1, 0)
 
 
 async def test_of_several_prompts_the_one_whose_blocks_are_matched_is_looked_up() -> None:
     async with looking_up() as (beside, service):
-        beside.read(a_request(), a_body(prompt=[[7] * 300, IDS, [8] * 20]))
+        beside.read(a_request(), ids([[7] * 300, IDS, [8] * 20]), "")
         async with asyncio.timeout(10):
             while not service.questions:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         assert service.questions == [{"tokens": IDS[:1024]}]
+
+
+async def test_of_a_very_long_prompt_the_beginning_is_looked_up() -> None:
+    long = [100_000 + at for at in range(60_000)]
+    request = a_request(chain=chain(Identity("m").root(), long[:-1], 16), prompt_tokens=len(long), block_tokens=16)
+    async with looking_up() as (beside, service):
+        assert beside.answers is not None
+        beside.read(request, memoryview(ids(long)), "")
+        async with asyncio.timeout(10):
+            while not len(beside.answers):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        (question,) = service.questions
+        asked = len(question["tokens"])
+        assert question["tokens"] == long[:asked]
+        assert 30_000 < asked < 40_000
+        assert asked % 256 == 0
+        assert beside.answers.held(request.chain, 0.0).host_blocks.tolist() == [0, 48]
+
+
+@pytest.mark.parametrize("spaces", [(",", ":"), (", ", ": "), (" ,\n", ":")])
+def test_the_beginning_of_ids_is_a_list_of_as_many_as_it_says(spaces: tuple[str, str]) -> None:
+    whole = json.dumps(list(range(100_000)), separators=spaces).encode()
+    beginning, tokens = beginning_of(whole)
+    assert beginning is not None
+    assert len(beginning) <= LONGEST_IDS_BYTES
+    assert json.loads(bytes(beginning)) == list(range(tokens or 0))
+    assert beginning_of(ids()) == (ids(), None)
+    assert beginning_of(json.dumps([[1] * 100_000, [2]]).encode()) == (None, None)
 
 
 # A store that says nothing
@@ -170,6 +190,6 @@ async def test_a_section_that_does_not_fit_the_fleet_stops_the_start(
 async def test_with_nothing_configured_nothing_is_asked_or_believed() -> None:
     beside = BesideEvents(OtherTiersConfig(), a_fleet(), block_tokens=16, adapter_of=lambda name: "", clock=lambda: 0.0)
     beside.start()
-    beside.read(a_request(), a_body())
+    beside.read(a_request(), ids(), "")
     assert (beside.asks, beside.answers, beside.written, beside.report()) == (False, None, None, {})
     await beside.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import socket
@@ -13,6 +14,7 @@ import pytest
 
 import router
 from router.cli.main import main
+from router.keys import key_line, parse_keys
 
 
 def tfirst(*arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -44,6 +46,36 @@ def test_help_names_every_command_and_a_first_thing_to_do() -> None:
     for command in ("serve", "sim", "demo", "policies"):
         assert re.search(rf"^\s+{command}\s", text, flags=re.MULTILINE), text
     assert "tfirst serve --worker-urls" in text
+
+
+def test_a_new_key_is_shown_once_and_its_line_lets_it_in(tmp_path: Path) -> None:
+    made = tfirst("key", "new", "alice")
+    key, line = made.stderr.strip(), made.stdout
+    assert (made.returncode, line.split()[0], key in line) == (0, "alice", False)
+    assert parse_keys(line, "here").name_of(key.encode()) == "alice"
+    (tmp_path / "keys").write_text(line)
+    (tmp_path / "tfirst.yaml").write_text(f"worker_urls: ['{URL}']\nclient_keys: keys")
+    done = tfirst("serve", "--config", str(tmp_path / "tfirst.yaml"), "--check")
+    assert "with a key: 1 known" in done.stdout
+    assert key not in done.stdout + done.stderr
+
+
+def test_a_key_that_exists_is_read_from_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("k" * 40 + "\n"))
+    assert main(["key", "line", "bob"]) == 0
+    assert parse_keys(capsys.readouterr().out, "here").name_of(b"k" * 40) == "bob"
+
+
+def test_a_key_or_a_name_that_cannot_be_used_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("short\n"))
+    assert main(["key", "line", "bob"]) == 2
+    assert main(["key", "new", "two words"]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, "short" in shown.err) == ("", False)
 
 
 def test_policies_lists_each_rule_with_what_it_reads_and_its_source() -> None:
@@ -173,6 +205,24 @@ def test_a_port_in_use_is_one_sentence_and_status_1(which: str) -> None:
     sentence = one_sentence(done)
     assert str(number) in sentence
     assert "in use" in sentence
+
+
+def test_sighup_reads_the_keys_again_and_the_router_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(key_line("alice", "k" * 40))
+    (tmp_path / "tfirst.yaml").write_text(
+        f"{{worker_urls: ['{URL}'], host: 127.0.0.1, port: 0, admin_host: 127.0.0.1, admin_port: 0, client_keys: keys}}"
+    )
+    command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(tmp_path / "tfirst.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while not process.stdout.readline().startswith("admin"):
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGHUP)
+        while "1 client keys are in force" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

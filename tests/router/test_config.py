@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from router.config import RouterConfig, fleet_of, load_config, parse_config
@@ -41,6 +43,11 @@ def test_an_empty_configuration_is_the_defaults() -> None:
         ("other_tiers: {look_up: {service: controller, model: m}}", "url"),
         ("other_tiers: {written_store: {keep_s: 0}}", "keep_s"),
         ("port: [", "configuration"),
+        ("load: {api_key_env: K}", "api_key_env"),
+        ("forward_credentials: perhaps", "forward_credentials"),
+        ("model_aliases: {a: 1}", "model_aliases"),
+        ("tls: {key: k.pem}", "certificate"),
+        ("upstream_tls: {verfy: false}", "verfy"),
     ],
 )
 def test_an_unknown_key_or_a_bad_value_is_named(text: str, names: str) -> None:
@@ -52,6 +59,51 @@ def test_a_relative_fleet_is_looked_for_beside_the_configuration(tmp_path: Path)
     write(tmp_path / "fleet.yaml", FLEET)
     config = load_config(write(tmp_path / "tfirst.yaml", "fleet: fleet.yaml"))
     assert [replica.name for replica in fleet_of(config).replicas] == ["a", "b"]
+
+
+def test_relative_files_of_keys_and_certificates_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    text = "client_keys: keys.txt\ntls: {certificate: c.pem, key: /k.pem}\nupstream_tls: {ca: ca.pem}"
+    config = load_config(write(tmp_path / "tfirst.yaml", text))
+    assert config.client_keys == str(tmp_path / "keys.txt")
+    assert config.tls is not None
+    assert config.upstream_tls is not None
+    assert (config.tls.certificate, config.tls.key) == (str(tmp_path / "c.pem"), "/k.pem")
+    assert (config.upstream_tls.ca, config.upstream_tls.key) == (str(tmp_path / "ca.pem"), None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("worker_urls: ['http://127.0.0.1:30000']", "this router itself"),
+        ("worker_urls: ['http://127.0.0.1:29000']", "this router itself"),
+        ("worker_urls: ['http://169.254.169.254']", "allow_link_local"),
+        ("worker_urls: ['http://h:1']\nmodel_aliases: {a: b, b: c}", "is an alias too"),
+        ("worker_urls: ['http://h:1']\nmodel_aliases: {a: a}", "is an alias too"),
+        ("worker_urls: ['http://h:1']\nmodel_aliases: {a: ''}", "a name is empty"),
+    ],
+)
+def test_what_would_send_requests_the_wrong_way_stops_the_start(setting: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fleet_of(parse_config(setting))
+
+
+def test_link_local_replicas_are_possible_on_purpose() -> None:
+    config = parse_config("worker_urls: ['http://169.254.10.1:8000']\nallow_link_local: true")
+    assert len(fleet_of(config).replicas) == 1
+
+
+def test_the_defaults_suit_long_contexts_and_slow_prefills() -> None:
+    """Frameworks' own defaults, 1 MiB bodies and 300 s in all, cut such requests off."""
+    config = RouterConfig()
+    assert config.limits.max_body_bytes == 64 * 1024 * 1024
+    assert config.time_outs.first_byte_s >= 600
+    assert config.limits.max_connections_per_client == 0
+
+
+def test_ranks_of_one_server_have_one_key(tmp_path: Path) -> None:
+    text = FLEET.replace('8002"', '8001", api_key_env: K')
+    with pytest.raises(ConfigError, match="a server has one key"):
+        load_fleet(write(tmp_path / "f.yaml", text))
 
 
 def test_a_relative_tokenizer_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
@@ -142,3 +194,19 @@ def test_worker_urls_make_a_fleet_of_unknown_cards() -> None:
 def test_the_same_worker_url_twice_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="two replicas"):
         fleet_of_urls(["http://127.0.0.1:8001", "http://127.0.0.1:8001/"])
+
+
+def test_the_configuration_reference_shows_every_setting_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    shown = page.partition("```yaml\n")[2].partition("```")[0]
+    defaults = RouterConfig(worker_urls=["http://10.0.0.5:8000", "http://10.0.0.6:8000"])
+    assert parse_config(shown) == defaults
+
+    def keys_of(value: Any) -> set[str]:
+        """Names of settings, of sections too."""
+        if not isinstance(value, dict):
+            return set()
+        return {*value, *(f"{key}.{inner}" for key, section in value.items() for inner in keys_of(section))}
+
+    missing = keys_of(msgspec.to_builtins(defaults)) - keys_of(msgspec.yaml.decode(shown))
+    assert missing <= {"fleet"}  # shown as a comment: one of two

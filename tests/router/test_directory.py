@@ -597,3 +597,17 @@ def test_any_interleaving_gives_what_a_slow_obvious_model_gives(ops: list[tuple[
             assert match.store_blocks <= in_store if cleared else match.store_blocks == in_store
     held = {key for row in model.rows for key, count in row.items() if count}
     assert directory.stats().blocks[Tier.HBM] == len(held)
+
+
+def test_a_group_too_many_to_remember_is_not_believed_since_its_removals_would_be_passed_over() -> None:
+    directory = Directory(BLOCK, 1)
+    directory.add_source(0, MODEL)
+    for group in range(1, 200):
+        tokens = [group] * BLOCK
+        directory.apply(0, batch(stored(tokens, group, group=group, kind="full_attention")), 1.0)
+        directory.apply(0, batch(removed(group, group=group)), 2.0)
+        assert directory.match(chain_of(tokens)).hbm_blocks.tolist() == [0]
+    directory.apply(0, batch(stored(P, 1)), 3.0)
+    assert directory.match(chain_of(P)).hbm_blocks.tolist() == [256]
+    directory.apply(0, batch(removed(*range(1, 257))), 4.0)
+    assert directory.match(chain_of(P)).hbm_blocks.tolist() == [0]

@@ -266,6 +266,59 @@ def test_an_adapter_loaded_anew_loses_its_credit_and_nothing_else_does() -> None
     assert directory.match(chain_of(P, adapter="ad-1")).hbm_blocks.tolist() == [256, 256]
 
 
+@pytest.mark.parametrize("few", [0, 1 << 16], ids=["tables", "dictionaries"])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_host_copy_told_by_hash_after_hbm_dropped_the_block_goes_with_its_adapter(
+    few: int, repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "_FEW", few)
+    directory = Directory(BLOCK, 1)
+    directory.add_source(0, MODEL)
+    chains = {adapter: chain_of(P[:64], adapter=adapter) for adapter in ("", "ad-1", "ad-2")}
+    for first, adapter in ((1, ""), (101, "ad-1"), (201, "ad-2")):
+        for _ in range(1 + repeated):
+            directory.put(0, batch(stored(P[:64], first, adapter=adapter or None)), 1.0)
+    keys = [key for first in (1, 101, 201) for key in range(first, first + 4)]
+    directory.put(0, batch(removed(*keys * (1 + repeated)), named(keys, tier=Tier.HOST)), 2.0)
+    assert [directory.match(chain).hbm_blocks.tolist() for chain in chains.values()] == [[0], [0], [0]]
+    assert [directory.match(chain).host_blocks.tolist() for chain in chains.values()] == [[4], [4], [4]]
+    directory.drop_adapter(0, "ad-1")
+    assert [directory.match(chain).host_blocks.tolist() for chain in chains.values()] == [[4], [0], [4]]
+
+
+def test_a_host_copy_with_tokens_that_names_no_adapter_goes_with_that_of_its_parent() -> None:
+    directory = Directory(BLOCK, 1)
+    directory.add_source(0, MODEL)
+    tail = stored(P[48:64], 4, parent=3, tier=Tier.HOST)
+    directory.put(0, batch(stored(P[:48], 1, adapter="ad-1"), removed(1, 2, 3)), 1.0)
+    directory.put(0, batch(named([1, 2, 3], tier=Tier.HOST), tail), 2.0)
+    chain = chain_of(P[:64], adapter="ad-1")
+    assert directory.match(chain).host_blocks.tolist() == [4]
+    directory.drop_adapter(0, "ad-1")
+    assert [directory.holders(block) for block in chain] == [{}] * 4
+
+
+def test_pages_of_an_adapter_that_is_gone_make_up_no_block_and_those_of_others_do() -> None:
+    directory = Directory(BLOCK, 1)
+    directory.add_source(0, MODEL)
+
+    def pages(first: int, last: int, adapter: str | None, *, salt: int) -> Stored:
+        hashes = [salt + page for page in range(first, last)]
+        tokens = array("I", P[8 * (first - 1) : 8 * (last - 1)])
+        parent = salt + first - 1 if first > 1 else None
+        return Stored(hashes, parent, tokens, BLOCK // 2, Tier.HBM, adapter=adapter)
+
+    for adapter, salt in (("ad-1", 100), (None, 200)):
+        directory.put(0, batch(pages(1, 8, adapter, salt=salt)), 1.0)  # three blocks and a half
+    directory.drop_adapter(0, "ad-1")
+    for adapter, salt in (("ad-1", 100), (None, 200)):
+        directory.put(0, batch(pages(8, 9, adapter, salt=salt)), 2.0)
+    assert [directory.holders(block) for block in chain_of(P[:64], adapter="ad-1")] == [{}] * 4
+    assert directory.match(chain_of(P[:64])).hbm_blocks.tolist() == [4]
+    directory.put(0, batch(removed(204)), 3.0)
+    assert directory.match(chain_of(P[:64])).hbm_blocks.tolist() == [1]
+
+
 def test_names_of_adapters_without_end_are_still_dropped_by_name_or_together() -> None:
     directory = Directory(BLOCK, 1)
     directory.add_source(0, MODEL)

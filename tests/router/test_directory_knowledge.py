@@ -81,6 +81,14 @@ def test_a_reuse_that_is_not_shorter_than_what_was_expected_contradicts_nothing(
     assert directory.stats().expected == 1
 
 
+def test_what_is_expected_of_an_engine_with_larger_blocks_is_whole_blocks_of_it_too() -> None:
+    directory = a_directory()
+    directory.apply(0, batch(Stored([1], None, array("I", P[:64]), 64, Tier.HBM)), 1.0)
+    for row in range(2):
+        directory.expect(row, CHAIN[:7], 1.0)
+    assert directory.match(CHAIN).expected_blocks.tolist() == [4, 7]
+
+
 def test_requests_in_flight_are_bounded_in_blocks() -> None:
     directory = a_directory(expected_limit=100)
     for start in range(40):
@@ -313,6 +321,19 @@ def test_a_prompt_longer_than_the_replica_leaves_its_head() -> None:
     directory.add_routed(0, MODEL, 10)
     directory.sent(0, CHAIN, 1.0)
     assert directory.match(CHAIN).hbm_blocks.tolist() == [10]
+
+
+def test_an_adapter_that_is_gone_takes_what_was_guessed_and_expected_with_it() -> None:
+    directory = Directory(BLOCK, 2)
+    for row in range(2):
+        directory.add_routed(row, MODEL, 1000)
+        directory.sent(row, CHAIN[:64], 1.0)
+        directory.expect(row, CHAIN[:128], 1.0)
+    directory.drop_adapter(0, "ad-1")
+    match = directory.match(CHAIN)
+    assert (match.hbm_blocks.tolist(), match.expected_blocks.tolist()) == ([0, 64], [0, 128])
+    directory.sent(0, CHAIN[:32], 2.0)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [32, 64]
 
 
 def test_events_end_the_guess_and_a_clear_empties_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def check(table: BlockTable, model: dict[int, int]) -> None:
     asked = [*model, 61, 2**63 + 5]
     positions = table.find_many(as_hashes(asked)).tolist()
     assert positions == [table.find(key) for key in asked]
+    assert positions == table.find_runs(as_hashes(asked)).tolist()
     for key, position in zip(asked, positions, strict=True):
         assert (position >= 0) == (key in model)
         assert position < 0 or table.views[0][position] == model[key]
@@ -61,6 +63,15 @@ def test_a_table_is_a_dictionary(steps: list[tuple[str, list[int]]]) -> None:
             for key in held:
                 del model[key]
         check(table, model)
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_a_run_that_ends_with_the_room_there_is_has_no_row_beyond_it(count: int) -> None:
+    table = BlockTable(np.uint64, most=1)
+    keys = as_hashes(range(1, count + 1))
+    for key in keys.tolist():
+        table.insert(key)
+        assert table.find_runs(keys).tolist() == table.find_many(keys).tolist()
 
 
 def test_columns_keep_their_values_while_the_table_grows_and_shrinks() -> None:
@@ -109,6 +120,10 @@ def leading(index: ChainIndex, tier: Tier, chain: list[int]) -> list[int]:
     return [int(count) for count in index.leading(tier, index.positions(chain))]
 
 
+def position(index: ChainIndex, block: int) -> int:
+    return int(index.positions([block])[0])
+
+
 @settings(max_examples=60, deadline=None)
 @given(ADDS, st.lists(st.integers(0, 100), max_size=40), st.booleans())
 def test_the_index_finds_the_prefix_a_walk_finds(
@@ -131,10 +146,11 @@ def test_the_index_finds_the_prefix_a_walk_finds(
         those = [(holder, block) for holder, block, of in Counter(gone) & model if of is tier]
         if one_by_one:
             for holder, block in those:
-                index.discard(tier, holder, block)
+                index.discard(tier, holder, position(index, block))
         elif those:
             holders, blocks = (np.array(column, dtype=np.uint64) for column in zip(*those, strict=True))
-            index.discard_many(tier, holders.astype(np.uint32), blocks)
+            at = np.array([position(index, block) for block in blocks.tolist()])
+            index.discard_many(tier, holders.astype(np.uint32), at)
         for holder, block in those:
             model[holder, block, tier] -= 1
     for tier in (Tier.HBM, Tier.HOST):
@@ -165,10 +181,53 @@ def test_a_long_chain_is_found_to_its_end_wherever_it_ends() -> None:
         index.add_many(Tier.HOST, np.ones(end, dtype=np.uint32), blocks[:end], blocks[:end])
         assert leading(index, Tier.HOST, chain) == [0, end]
         assert leading(index, Tier.HBM, [*chain[:end], *range(10**6, 10**6 + 5000 - end)]) == [end, 0]
-        index.discard_many(Tier.HOST, np.ones(end, dtype=np.uint32), blocks[:end])
-    index.discard(Tier.HBM, 0, 3)
+        index.discard_many(Tier.HOST, np.ones(end, dtype=np.uint32), index.positions(blocks[:end]))
+    index.discard(Tier.HBM, 0, position(index, 3))
     assert leading(index, Tier.HBM, chain) == [2, 0]
     assert leading(index, Tier.HBM, []) == [0, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([1, 2, 15, 16, 40, 700]), max_size=12), st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_a_chain_announced_in_pieces_is_found_wherever_the_pieces_lie(pieces: list[int], seed: int, at: float) -> None:
+    index, chance = ChainIndex(1, most=1), np.random.default_rng(seed)
+    holder = np.zeros(sum(pieces), dtype=np.uint32)
+    other = chance.integers(1, 2**63, 64, dtype=np.uint64)  # its rows are taken again, so that pieces are torn apart
+    index.add_many(Tier.HBM, holder[:1].repeat(64), other, other)
+    index.discard_many(Tier.HBM, holder[:1].repeat(64), index.positions(other))
+    chain = chance.integers(1, 2**63, sum(pieces), dtype=np.uint64)
+    parts = np.split(chain, np.cumsum(pieces)[:-1]) if pieces else []
+    for number in chance.permutation(len(parts)).tolist():
+        index.add_many(Tier.HBM, holder[: len(parts[number])], parts[number], parts[number])
+    positions = index.positions(chain)
+    assert (index.blocks_at(positions) == chain).all()
+    assert len(positions) == len(chain)
+    if pieces:
+        gap = min(int(at * len(chain)), len(chain) - 1)
+        index.discard(Tier.HBM, 0, int(positions[gap]))
+        assert index.positions(chain).tolist() == positions[:gap].tolist()
+        assert index.positions(chain.tolist()).tolist() == positions[:gap].tolist()
+
+
+def test_keys_inserted_together_lie_side_by_side_where_others_did_before() -> None:
+    table, chance = BlockTable(np.uint64), np.random.default_rng(4)
+    keys = chance.integers(1, 2**63, 192, dtype=np.uint64)
+    first = table.insert_many(keys[:64])
+    table.insert_many(keys[64:128])
+    table.remove_many(first[::-1])  # engines give up the end of a prompt first
+    assert table.insert_many(keys[128:]).tolist() == first.tolist()
+    assert table.find_run(keys[128:]).tolist() == first.tolist()
+    assert table.find_run(np.concatenate((keys[130:140], keys[:1]))).tolist() == first[2:12].tolist()
+    assert table.find_run(keys[:9]).tolist() == []
+
+
+def test_the_key_zero_is_found_like_any_other() -> None:
+    table = BlockTable(np.uint8)
+    table.insert_many(as_hashes([7, 0, 9]))
+    assert table.find_many(as_hashes([0, 7, 9])).tolist() == [2, 1, 3]
+    assert (table.find_run(as_hashes([0, 9])).tolist(), table.key_at(2)) == ([2], 0)
+    table.remove(2)
+    assert (table.find(0), sorted(table.keys().tolist())) == (-1, [7, 9])
 
 
 def test_arrays_and_lists_of_hashes_give_the_same() -> None:

@@ -409,3 +409,43 @@ def test_round_robin_is_fair_through_the_dispatcher() -> None:
     bench = Bench("A100", "A100", "H20", policy="round_robin")
     assert isinstance(build_policy("round_robin", {}, 0), RoundRobin)
     assert [bench.send(request_id=f"r-{i}").row for i in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+# State that one replica keeps
+
+
+def test_a_request_bound_to_a_replica_goes_there_and_nowhere_else() -> None:
+    bench = Bench("A100", "A100", "A100")
+    name = bench.view.names[1]
+    sent = [bench.send(only=name, request_id=f"r-{number}") for number in range(9)]
+    assert {one.replica for one in sent} == {name}
+    refusal = only_refusal(bench.dispatcher.failed(sent[0], Cause.CONNECT, 0.1))
+    assert refusal.status == 503
+    assert bench.dispatcher.failed(sent[1], Cause.OVERLOADED, 0.1) == [], "its own answer is relayed"
+
+
+def test_while_the_replica_that_keeps_the_state_is_down_the_answer_names_it() -> None:
+    bench = Bench("A100", "A100")
+    name = bench.view.names[1]
+    bench.dispatcher.replica_down(1)
+    refusal = only_refusal(bench.dispatcher.arrived(a_request(only=name), 0.0))
+    assert (refusal.status, refusal.retry_after_s) == (503, 1)
+    assert name in refusal.message
+    gone = only_refusal(bench.dispatcher.arrived(a_request(only="gone"), 0.0))
+    assert gone.status == 404
+    assert "gone" in gone.message
+
+
+def test_a_stored_response_is_asked_of_every_replica_once_and_none_is_blamed() -> None:
+    bench = Bench("A100", "A100", "A100", "A100", max_attempts=2)
+    sent = bench.send(0.0, generates=False)
+    asked = [sent.row]
+    while actions := bench.dispatcher.failed(sent, Cause.ELSEWHERE, 0.1):
+        sent = only_send(actions)
+        asked.append(sent.row)
+    bench.finish(sent, 0.2, status=404, output_tokens=None)
+    assert sorted(asked) == [0, 1, 2, 3]
+    healths = [bench.dispatcher.health(row) for row in range(4)]
+    assert all(health.failures == 0 and health.avoid_until_s == -np.inf for health in healths)
+    assert bench.receipts[0].outcome == "client_error"
+    assert nothing_is_left(bench)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from estimators.estimates import Estimator
@@ -149,3 +153,34 @@ def test_sixteen_fetches_in_one_second_wait_for_each_other() -> None:
     bench.finish(bench.send(0.0, request_id="last", prompt_tokens=8448), 5.0)
     assert bench.receipts[-1].choice is not None
     assert bench.receipts[-1].choice.fetch_s > 16 * 0.048
+
+
+def test_receipts_mark_every_candidate_that_reuses_something_guessed() -> None:
+    """Replica 1 is guessed: what is there and what others would read from it is no knowledge."""
+    where = replace(held([100, 512, 0]), approximate=np.array([False, True, False]))
+    bench = Bench("A100", "A100", "A100", where=where, estimator=with_peers(3))
+    bench.dispatcher._placer._policy = Takes(2, Path.PEER)
+    bench.finish(bench.send(0.0), 5.0)
+    (receipt,) = bench.receipts
+    marked = {(one.replica, one.path): one.approximate for one in receipt.candidates}
+    first, guessed, last = bench.view.names
+    assert {at for at, approximate in marked.items() if approximate} == {
+        (guessed, "local"),
+        (first, "peer"),
+        (last, "peer"),
+    }
+    assert {(first, "local"), (last, "recompute")} <= marked.keys()
+    assert receipt.choice is not None
+    assert receipt.choice.approximate
+
+
+@pytest.mark.parametrize("approximate", [None, np.array([False, False])])
+def test_a_store_that_is_guessed_marks_those_that_would_read_it_alone(
+    approximate: npt.NDArray[np.bool_] | None,
+) -> None:
+    where = replace(held([0, 512], 512), approximate=approximate, store_approximate=True)
+    bench = Bench("A100", "A100", where=where, network_bytes_per_s=25e9)
+    bench.dispatcher._placer._policy = Takes(0, Path.REMOTE)
+    bench.finish(bench.send(0.0), 5.0)
+    marked = {one.replica: (one.fetched_tokens > 0, one.approximate) for one in bench.receipts[0].candidates}
+    assert marked == dict(zip(bench.view.names, [(True, True), (False, False)], strict=True))

@@ -255,6 +255,7 @@ def test_quantiles_of_a_receipt_are_those_its_outcome_is_judged_by() -> None:
     bench = Bench("A100", where=held([512]), doubts=True)
     sent = bench.send(0.0)
     assert isinstance(sent.placement, Placement)
+    assert sent.placement.notes is not None
     chosen = sent.placement.notes.chosen
     assert booking_of(sent).forecast.quantiles_s == [chosen.first_token_p90_s, chosen.first_token_p99_s]
 

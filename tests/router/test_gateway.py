@@ -18,6 +18,7 @@ from router.config import LoadConfig, LookUpConfig, OtherTiersConfig, ReceiptCon
 from router.errors import ConfigError
 from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
 from router.gateway import Gateway
+from router.signals import poller
 
 MODEL = "m"
 KEY = {"authorization": "Bearer s3cret"}
@@ -35,6 +36,7 @@ class Engine:
         self.answer_fields = answer_fields or {}
         self.sent: list[dict[str, str]] = []
         self.url = ""
+        self.adapters: dict[str, str] = {}  # name -> where its weights come from
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -48,7 +50,8 @@ class Engine:
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": MODEL}]})
+        adapters = [{"id": name, "parent": MODEL, "root": root} for name, root in self.adapters.items()]
+        return web.json_response({"data": [{"id": MODEL}, *adapters]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.page)
@@ -140,12 +143,52 @@ async def test_posted_events_reach_the_directory_with_the_key_alone(monkeypatch:
         assert 'tfirst_event_source_state{source="r0",state="live"} 1.0' in await router.metrics()
 
 
+async def test_a_process_that_started_anew_loses_what_was_posted_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ADMIN_KEY", "s3cret")
+    engine = Engine(PAGE + "process_start_time_seconds 1.0\n")
+    async with running(engine, admin_key_env="ADMIN_KEY", load=LoadConfig(period_s=0.02)) as router:
+        await router.until(lambda shown: shown["replicas"][0]["foreign_waiting"])
+        await router.post_events(a_push("r0"), KEY)
+        assert (await router.fleet())["directory_blocks"]["hbm"] == 1
+        engine.page = engine.page.replace("} 2", "} 7")  # it is seen alive after it posted
+        await router.until(lambda shown: shown["replicas"][0]["foreign_waiting"] == 7.0)
+        engine.page = PAGE + "process_start_time_seconds 2.0\n"
+        shown = await router.until(lambda shown: shown["directory_blocks"]["hbm"] == 0)
+        assert shown["event_sources"][0]["state"] == "degraded"
+        await router.post_events({**a_push("r0"), "incarnation": 2}, KEY)
+        shown = await router.until(lambda shown: shown["directory_blocks"]["hbm"] == 1)
+        assert shown["event_sources"][0]["state"] == "live"
+
+
+@pytest.mark.parametrize("then", [{}, {"ad-1": "/new"}])
+async def test_an_adapter_that_left_or_came_anew_under_its_name_loses_its_credit(
+    then: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADMIN_KEY", "s3cret")
+    monkeypatch.setattr(poller, "_MODELS_EVERY", 1)
+    engine = Engine()
+    engine.adapters = {"ad-1": "/old", "ad-2": "/old"}
+    async with running(engine, admin_key_env="ADMIN_KEY", load=LoadConfig(period_s=0.02)) as router:
+        push = a_push("r0")
+        (event,) = push["batches"][0]["events"]
+        push["batches"][0]["events"] = [
+            {**event, "lora_name": f"ad-{number}", "block_hashes": [number]} for number in (1, 2)
+        ]
+        await router.post_events(push, KEY)
+        assert (await router.fleet())["directory_blocks"]["hbm"] == 2
+        engine.adapters = {**then, "ad-2": "/old"}
+        shown = await router.until(lambda shown: shown["directory_blocks"]["hbm"] < 2)
+        assert (shown["directory_blocks"]["hbm"], shown["event_sources"][0]["state"]) == (1, "live")
+
+
 async def test_without_an_admin_key_nobody_may_post() -> None:
     async with running(Engine()) as router:
         assert (await router.post_events(a_push("r0"), KEY))[0] == 403
 
 
-@pytest.mark.parametrize("changes", [{"admin_key_env": "NO_KEY"}, {"load": LoadConfig(api_key_env="NO_KEY")}])
+@pytest.mark.parametrize("changes", [{"admin_key_env": "NO_KEY"}, {"api_key_env": "NO_KEY"}])
 async def test_a_key_that_is_not_in_the_environment_stops_the_start(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +228,16 @@ async def test_load_that_answers_tell_is_taken_in_and_asked_for_only_where_confi
         assert 'tfirst_load_reports_total{origin="response"} 1.0' in await router.metrics()
         assert {"poll", "response"} <= (await router.fleet())["replicas"][0]["load_age_s"].keys()
     assert ("endpoint-load-metrics-format" in engine.sent[0]) == asked
+
+
+@pytest.mark.parametrize(("engine_size", "warned"), [(64, False), (8, False), (24, True)])
+async def test_blocks_that_do_not_fit_are_warned_of_and_others_are_not(
+    engine_size: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines = Engine(), Engine(PAGE.replace('block_size="16"', f'block_size="{engine_size}"'))
+    async with running(*engines) as router:
+        await router.until(lambda shown: all(replica["foreign_waiting"] for replica in shown["replicas"]))
+    assert ("its cache cannot be matched" in caplog.text) is warned
 
 
 async def test_what_the_router_shows_is_json_with_every_part() -> None:

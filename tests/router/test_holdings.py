@@ -88,6 +88,15 @@ def test_ages_are_those_of_the_last_block_of_each_reach_and_are_not_asked_for_in
     assert DirectoryHoldings(directory, has_tiers=True).held(CHAIN, 50.0).age_s is None
 
 
+def test_ages_of_tiers_nobody_reads_are_unknown() -> None:
+    directory = a_directory()
+    directory.apply(0, batch(stored(P, 1)), 1.0)
+    held = DirectoryHoldings(directory, ages=True).held(CHAIN, 2.0)
+    assert held.age_s is not None
+    assert held.age_s[TIER_ROW[Tier.HBM], 0] == 1.0
+    assert np.isnan(held.age_s[[TIER_ROW[Tier.HOST], TIER_ROW[Tier.DISK]]]).all()
+
+
 def test_what_a_look_up_found_on_hosts_and_disks_counts_where_it_is_more() -> None:
     answers = Answers(2, {"a": 0, "b": 1}, block_tokens=BLOCK, chunk_tokens=BLOCK)
     answers.answered(CHAIN, [Holding("a", Tier.HOST, 20 * BLOCK), Holding("b", Tier.DISK, 30 * BLOCK)], 1.0)

@@ -54,7 +54,7 @@ def expects(bench: LearningBench, now_s: float) -> list[float]:
     return [
         *estimates.expected_s.ravel().tolist(),
         *estimates.pace_s.tolist(),
-        *estimates.quantiles_s(Path.LOCAL, 0)[1].tolist(),
+        *estimates.quantiles_s(Path.LOCAL, 0)[1],
         *estimates.hit_probability.ravel().tolist(),
     ]
 

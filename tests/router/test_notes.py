@@ -37,4 +37,5 @@ def test_a_client_that_asks_gets_the_summary_with_the_choice() -> None:
     assert isinstance(sent.placement, Placement)
     assert sent.explain is not None
     assert '"candidates":2' in sent.explain
+    assert sent.placement.notes is not None
     assert sent.placement.receipt.choice is sent.placement.notes.chosen

@@ -18,6 +18,7 @@ class FakeHead:
     path: str = "/v1/completions"
     method: bytes = b"POST"
     fields: dict[bytes, bytes] = field(default_factory=dict)
+    client: str = ""
 
     def get(self, name: bytes) -> bytes | None:
         return self.fields.get(name)
@@ -238,6 +239,17 @@ def test_a_replica_that_lists_other_names_than_before_no_longer_has_the_old_ones
     assert names.resolve("old") == ("old", "")
 
 
+def test_adapters_that_left_or_have_other_weights_under_their_name_are_named() -> None:
+    names = ModelNames()
+    parents, roots = {"a": "m", "b": "m", "c": "m"}, {"a": "/a", "b": "/b"}
+    assert names.listed(0, ["m", "a", "b", "c"], parents, roots) == []
+    assert names.listed(0, ["m", "a", "b", "c"], parents, roots) == []
+    assert names.listed(1, ["m"], {}) == [], "another replica"
+    assert names.listed(0, ["m", "c", "b", "a"], parents, {"a": "/a", "b": "/b2"}) == ["b"]
+    assert names.listed(0, ["m", "c", "n"], {"c": "n"}) == ["c", "b", "a"]
+    assert names.listed(0, ["m", "a"], parents, roots) == ["c"]
+
+
 def test_an_alias_shares_the_cache_of_its_model_and_an_adapter_has_its_own() -> None:
     names = ModelNames()
     names.listed(0, ["base", "alias", "lora"], {"lora": "base"})
@@ -300,3 +312,24 @@ def test_a_route_without_prefill_needs_no_json() -> None:
 def test_the_explanation_is_made_on_request() -> None:
     assert facts({"model": "m", "prompt": TOKENS}, FakeHead(fields={b"x-tfirst-explain": b"1"})).explain
     assert not facts({"model": "m", "prompt": TOKENS}).explain
+
+
+@pytest.mark.parametrize(
+    ("body", "own_id"),
+    [
+        ({"rid": "r-1"}, "r-1"),
+        ({"request_id": "q-1"}, "q-1"),
+        ({"rid": "r-1", "request_id": "q-1"}, "r-1"),
+        ({"rid": ["r-1", "r-2"]}, ""),
+        ({"rid": 7}, ""),
+        ({"rid": "x" * 1000}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_id_that_a_body_gives_its_request_is_known(body: dict[str, Any], own_id: str) -> None:
+    assert facts({"prompt": TOKENS, **body}).own_id == own_id
+
+
+@pytest.mark.parametrize(("said", "continues"), [("resp_1", "resp_1"), (None, ""), (7, ""), ("x" * 1000, "")])
+def test_the_response_that_a_request_goes_on_from_is_known(said: object, continues: str) -> None:
+    assert facts({"input": "x", "previous_response_id": said}, FakeHead("/v1/responses")).continues == continues

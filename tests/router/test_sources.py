@@ -14,6 +14,7 @@ import zmq.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from router import sources
 from router.directory import Directory
 from router.errors import ConfigError
 from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
@@ -52,6 +53,23 @@ class Following:
         return {report.name: report.state for report in self.sources.reports()}
 
 
+class Now:
+    """A clock that stands still."""
+
+    def __init__(self) -> None:
+        self.s = 100.0
+        self._reads = 0
+
+    def __call__(self) -> float:
+        self._reads += 1
+        return self.s
+
+    async def read_again(self) -> None:
+        """Wait until those who watch it have looked once more."""
+        enough = self._reads + 8
+        await until(lambda: self._reads > enough)
+
+
 @asynccontextmanager
 async def following(
     fleet: Fleet,
@@ -59,10 +77,11 @@ async def following(
     grace_s: float = 30.0,
     up: bool = True,
     on_pushed_load: Callable[[int, Load, float], object] | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> AsyncIterator[Following]:
     directory = Directory(BLOCK, len(fleet.replicas))
     async with aiohttp.ClientSession() as session:
-        clock = asyncio.get_running_loop().time
+        clock = clock or asyncio.get_running_loop().time
         sources = EventSources(fleet, directory, session, clock, on_pushed_load=on_pushed_load, grace_s=grace_s)
         try:
             sources.follow_store()
@@ -227,6 +246,18 @@ async def test_an_address_without_a_port_cannot_be_shared_by_ranks() -> None:
             pass
 
 
+async def test_a_rank_that_names_no_source_is_not_taken_for_the_next_one() -> None:
+    async with Publisher() as engine:
+        named = {"publisher": "zmq", "endpoint": engine.events, "replay_endpoint": None, "topic": ""}
+        async with (
+            an_endpoint({"0": {"publisher": "null"}, "1": named}) as url,
+            following(a_fleet(a_replica("a0", url=url), a_replica("a1", url=url))) as found,
+        ):
+            await engine.subscribed()
+            await engine.publish(0, payload(stored_map(P, 1)))
+            await until(lambda: found.credit(P) == [0, 256])
+
+
 async def test_replicas_that_name_one_address_share_its_socket_by_rank() -> None:
     context = zmq.asyncio.Context()
     pub = context.socket(zmq.XPUB)
@@ -243,6 +274,28 @@ async def test_replicas_that_name_one_address_share_its_socket_by_rank() -> None
             await until(lambda: (found.credit(P), found.credit(Q)) == ([256, 0], [0, 256]))
             assert {report.carrier for report in found.sources.reports()} == {Carrier.SHARED}
             assert set(found.states().values()) == {State.LIVE}
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_what_a_restarted_engine_says_under_a_new_topic_stays_when_a_poll_notices_the_restart_too() -> None:
+    clock = asyncio.get_running_loop().time
+    context = zmq.asyncio.Context()
+    pub = context.socket(zmq.XPUB)
+    address = f"tcp://127.0.0.1:{pub.bind_to_random_port('tcp://127.0.0.1')}"
+    try:
+        fleet = a_fleet(*(a_replica(name, url=f"http://{name}:1", events=address) for name in ("a", "b")))
+        async with following(fleet) as found:
+            await asyncio.wait_for(pub.recv(), 5)
+            await pub.send_multipart([b"kv@a:1@m1", bytes(8), payload(stored_map(P, 1))])
+            await until(lambda: found.credit(P) == [256, 0])
+            alive_s = clock()
+            await pub.send_multipart([b"kv@a:1@m2", bytes(8), payload(stored_map(Q, 1))])
+            await until(lambda: found.credit(Q) == [256, 0])
+            found.sources.restarted(0, since_s=alive_s)
+            assert (found.credit(P), found.credit(Q), found.states()["a"]) == ([0, 0], [256, 0], State.LIVE)
+            found.sources.restarted(0, since_s=clock())
+            assert (found.credit(Q), found.states()["a"]) == ([0, 0], State.DEGRADED), "another one it did not notice"
     finally:
         context.destroy(linger=0)
 
@@ -280,26 +333,105 @@ async def test_what_is_announced_takes_the_place_of_what_was_guessed() -> None:
     async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
         await until(lambda: found.sources.is_guessed(0))
         found.directory.sent(0, chain_of(P), 1.0)
-        assert found.sources.pushed(a_push("a", tokens=Q), "application/json")[0] == 200
+        assert (await found.sources.pushed(a_push("a", tokens=Q), "application/json"))[0] == 200
         assert not found.sources.is_guessed(0)
         assert (found.credit(P), found.credit(Q)) == ([0], [256])
 
 
-async def test_where_a_store_is_followed_nothing_is_guessed_since_only_sources_explain_its_hashes() -> None:
-    asked: list[str] = []
-    async with an_endpoint({}, asked=asked) as url:
-        fleet = a_fleet(a_replica("a", url=url), store_events=NOWHERE)
-        async with following(fleet) as found, aiohttp.ClientSession() as session:
-            await until(lambda: "/server_info" in asked)
-            async with session.get(url):  # the router has had its answer by the time of this one
-                assert not found.sources.is_guessed(0)
+async def test_what_a_replica_holds_is_guessed_beside_a_store_too_and_the_store_is_understood() -> None:
+    async with Publisher() as store, an_endpoint({}) as url:
+        fleet = a_fleet(a_replica("a", url=url), store_events=store.events)
+        async with following(fleet) as found:
+            await until(lambda: found.sources.is_guessed(0))
+            found.directory.sent(0, chain_of(Q), 1.0)
+            await store.subscribed()
+            await store.publish(1, payload(stored_map(P, 1)))
+            await until(lambda: found.directory.match(chain_of(P)).store_blocks == 256)
+            assert (found.credit(P), found.credit(Q)) == ([0], [256])
 
 
 async def test_a_store_that_posts_is_understood_although_no_replica_names_a_source() -> None:
     async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
         await until(lambda: found.sources.is_guessed(0))
-        assert found.sources.pushed(a_push("store"), "application/json")[0] == 200
+        assert (await found.sources.pushed(a_push("store"), "application/json"))[0] == 200
         assert found.directory.match(chain_of(P)).store_blocks == 256
+        assert found.sources.is_guessed(0)
+
+
+# A process that was restarted, by evidence beside its events
+
+
+async def test_a_restart_the_stream_has_noticed_costs_nothing_when_a_poll_notices_it_too() -> None:
+    clock = asyncio.get_running_loop().time
+    async with Publisher() as engine, following(a_fleet(a_replica("a", events=engine.events))) as found:
+        await engine.subscribed()
+        await engine.publish(0, payload(stored_map(P, 1)))
+        await until(lambda: found.credit(P) == [256])
+        alive_s = clock()
+        await engine.publish(0, payload(stored_map(Q, 9001), ts_s=2.0))
+        await until(lambda: found.credit(Q) == [256])
+        found.sources.restarted(0, since_s=alive_s)
+        assert (found.credit(P), found.credit(Q), found.states()) == ([0], [256], {"a": State.LIVE})
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_a_restart_the_stream_has_not_noticed_drops_its_view_and_asks_for_the_first_batch(replays: bool) -> None:
+    clock = asyncio.get_running_loop().time
+    async with Publisher() as engine:
+        replica = a_replica("a", events=engine.events, replay=engine.replay if replays else None)
+        async with following(a_fleet(replica)) as found:
+            await engine.subscribed()
+            await engine.publish(0, payload(stored_map(P, 1)))
+            await until(lambda: found.credit(P) == [256])
+            alive_s = clock()
+            engine.history[:] = [(0, payload(stored_map(Q, 9001), ts_s=2.0))]  # said by the new process, and lost
+            found.sources.restarted(0, since_s=alive_s)
+            assert (found.credit(P), found.states()) == ([0], {"a": State.DEGRADED})
+            if replays:
+                await until(lambda: found.states() == {"a": State.LIVE})
+                assert found.credit(Q) == [256]
+            await engine.publish(1, payload(stored_map(Q[:16], 10_001, parent=9256), ts_s=3.0))
+            await until(lambda: found.sources.subscribers["a"].sequence.last == 1)
+            assert found.states() == {"a": State.LIVE if replays else State.DEGRADED}
+
+
+async def test_posts_at_once_are_answered_each_and_too_many_are_asked_to_come_again() -> None:
+    async with following(a_fleet(a_replica("a"))) as found:
+        posts = [found.sources.pushed(a_push("a"), "application/json") for _ in range(40)]
+        replies = await asyncio.gather(*posts)
+        assert [status for status, _ in replies] == [200] * 16 + [503] * 24
+        assert [answer.get("applied", 0) for _, answer in replies] == [1] + [0] * 39
+        assert "post again" in replies[-1][1]["error"]
+
+
+async def test_a_restart_behind_posted_events_degrades_them_and_repeats_bring_nothing_back() -> None:
+    async with following(a_fleet(a_replica("a"), a_replica("b"))) as found:
+        await found.sources.pushed(a_push("a"), "application/json")
+        found.sources.restarted(0, since_s=asyncio.get_running_loop().time())
+        assert (found.credit(P), found.states()["a"]) == ([0, 0], State.DEGRADED)
+        assert (await found.sources.pushed(a_push("a"), "application/json"))[1]["duplicates"] == 1
+        assert found.credit(P) == [0, 0]
+
+
+async def test_what_a_new_process_said_stays_when_its_predecessor_never_said_anything() -> None:
+    clock = asyncio.get_running_loop().time
+    async with Publisher() as engine, following(a_fleet(a_replica("a", events=engine.events), a_replica("b"))) as found:
+        await engine.subscribed()
+        alive_s = clock()
+        await engine.publish(0, payload(stored_map(P, 1)))
+        await found.sources.pushed(a_push("b"), "application/json")
+        await until(lambda: found.credit(P) == [256, 256])
+        for row in (0, 1):
+            found.sources.restarted(row, since_s=alive_s)
+        assert (found.credit(P), found.states()) == ([256, 256], {"a": State.LIVE, "b": State.LIVE})
+
+
+async def test_a_restart_of_a_replica_that_is_guessed_empties_the_guess() -> None:
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url))) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        found.directory.sent(0, chain_of(P), 1.0)
+        found.sources.restarted(0, since_s=0.0)
+        assert found.credit(P) == [0]
 
 
 # What is posted
@@ -313,9 +445,9 @@ def a_push(source: str, *, seq: int = 1, tokens: list[int] = P) -> bytes:
 
 async def test_a_sidecar_may_post_what_its_replica_holds() -> None:
     async with following(a_fleet(a_replica("a"), a_replica("b"))) as found:
-        status, answer = found.sources.pushed(a_push("b"), "application/json")
+        status, answer = await found.sources.pushed(a_push("b"), "application/json")
         assert (status, answer["applied"], answer["state"]) == (200, 1, "live")
-        assert found.sources.pushed(a_push("b"), "application/json")[1]["duplicates"] == 1
+        assert (await found.sources.pushed(a_push("b"), "application/json"))[1]["duplicates"] == 1
         assert found.credit(P) == [0, 256]
         (report,) = (report for report in found.sources.reports() if report.name == "b")
         assert (report.carrier, report.state) == (Carrier.HTTP, State.LIVE)
@@ -323,9 +455,75 @@ async def test_a_sidecar_may_post_what_its_replica_holds() -> None:
 
 async def test_a_store_may_post_and_its_blocks_are_everybodys() -> None:
     async with following(a_fleet(a_replica("a"))) as found:
-        status, _ = found.sources.pushed(a_push("store"), "application/json")
+        status, _ = await found.sources.pushed(a_push("store"), "application/json")
         assert (status, found.directory.match(chain_of(P)).store_blocks) == (200, 256)
         assert found.states()["store"] is State.LIVE
+
+
+@pytest.mark.parametrize("source", ["a", "store"])
+async def test_a_sender_that_has_stopped_is_not_believed_for_ever(source: str) -> None:
+    now = Now()
+    async with following(a_fleet(a_replica("a")), clock=now, grace_s=0.01) as found:
+        await found.sources.pushed(a_push(source), "application/json")
+        for _ in range(3):  # nothing to tell, and still there
+            now.s += 8.0
+            await now.read_again()
+            empty = {"source": source, "incarnation": 1, "batches": []}
+            assert (await found.sources.pushed(msgspec.json.encode(empty), "application/json"))[1]["state"] == "live"
+        assert sum(found.directory.stats().blocks.values()) == 256
+        now.s += 11.0
+        await until(lambda: found.states()[source] is State.DEGRADED)
+        assert sum(found.directory.stats().blocks.values()) == 0
+        answer = (await found.sources.pushed(a_push(source), "application/json"))[1]
+        assert (answer["duplicates"], answer["state"]) == (1, "degraded"), "a late repeat brings nothing back"
+
+
+async def test_a_replica_whose_sender_is_gone_is_guessed_again_until_the_sender_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "ASK_AGAIN_S", 0.01)
+    now = Now()
+    async with an_endpoint({}) as url, following(a_fleet(a_replica("a", url=url)), clock=now, grace_s=0.01) as found:
+        await until(lambda: found.sources.is_guessed(0))
+        await found.sources.pushed(a_push("a"), "application/json")
+        assert (found.sources.is_guessed(0), found.credit(P)) == (False, [256])
+        now.s += 11.0
+        await until(lambda: found.sources.is_guessed(0))
+        assert found.credit(P) == [0]
+        found.directory.sent(0, chain_of(Q), now.s)
+        assert found.credit(Q) == [256]
+        found.sources.restarted(0, since_s=0.0)
+        assert found.credit(Q) == [0], "it is the guess that a restart empties, whatever its stream said before"
+        found.directory.sent(0, chain_of(Q), now.s)
+        again = (await found.sources.pushed(a_push("a"), "application/json"))[1]
+        assert (again["duplicates"], again["state"]) == (1, "degraded")
+        assert (found.sources.is_guessed(0), found.credit(P), found.credit(Q)) == (False, [0], [0])
+        await found.sources.pushed(a_push("a", seq=2, tokens=Q), "application/json")
+        assert found.credit(Q) == [256]
+
+
+async def test_a_replica_whose_sender_is_gone_is_followed_where_it_publishes_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "ASK_AGAIN_S", 0.01)
+    now, named = Now(), dict[str, Any]()
+    async with (
+        Publisher() as engine,
+        an_endpoint(named) as url,
+        following(a_fleet(a_replica("a", url=url)), clock=now, grace_s=0.01) as found,
+    ):
+        await until(lambda: found.sources.is_guessed(0))
+        await found.sources.pushed(a_push("a"), "application/json")
+        named["0"] = {"publisher": "zmq", "endpoint": engine.events, "replay_endpoint": None, "topic": ""}
+        await until(lambda: bool(found.sources._found))
+        assert (found.credit(P), found.sources.subscribers) == ([256], {}), "one publisher is heard, the sender"
+        now.s += 11.0
+        await until(lambda: "a" in found.sources.subscribers)
+        assert found.credit(P) == [0]
+        await engine.subscribed()
+        await engine.publish(0, payload(stored_map(Q, 9001)))
+        await until(lambda: found.credit(Q) == [256])
+        assert (await found.sources.pushed(a_push("a"), "application/json"))[0] == 409
 
 
 async def test_a_push_that_cannot_be_taken_says_why_and_changes_nothing() -> None:
@@ -333,9 +531,9 @@ async def test_a_push_that_cannot_be_taken_says_why_and_changes_nothing() -> Non
         fleet = a_fleet(a_replica("a", events=engine.events), a_replica("b"), store_events=NOWHERE)
         async with following(fleet, up=False) as found:
             statuses = [
-                found.sources.pushed(body, "application/json")[0]
+                (await found.sources.pushed(body, "application/json"))[0]
                 for body in (b"{", a_push("who"), a_push("a"), a_push("b"), a_push("store"))
             ]
             assert statuses == [422, 404, 409, 503, 409]
             found.sources.replica_up(1, MODEL)
-            assert found.sources.pushed(a_push("b"), "application/json")[0] == 200
+            assert (await found.sources.pushed(a_push("b"), "application/json"))[0] == 200

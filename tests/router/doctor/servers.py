@@ -65,6 +65,7 @@ async def report_on(
     url: str,
     *sources: Source,
     listed: int = 1,
+    block_tokens: int | None = None,
     use_probe: bool = False,
     key: str | None = None,
     timeout_s: float = 5.0,
@@ -72,7 +73,7 @@ async def report_on(
     **plan: Any,
 ) -> Report:
     """What the doctor says of one server. Waits end when there is nothing more to wait for."""
-    server = Server(url=url, sources=sources, listed=listed)
+    server = Server(url=url, sources=sources, listed=listed, block_tokens=block_tokens)
     how = Plan(wait_s=wait_s, use_probe=use_probe, **plan)
     (report,) = await examine_all([server], how, timeout_s=timeout_s, key=key, rng=random.Random(7))
     return report

@@ -91,6 +91,13 @@ def test_a_fleet_file_gives_each_rank_its_address(tmp_path: Path) -> None:
     assert (first.listed, second.sources, second.listed) == (2, (), 1)
 
 
+@pytest.mark.parametrize(("line", "taken"), [("block_tokens: 64\n", 64), ("", None)])
+def test_the_block_size_of_a_fleet_file_is_the_routers(line: str, taken: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(line + "replicas:\n  - {name: a, url: 'http://h:1'}\n  - {name: b, url: 'http://h:2'}\n")
+    assert [server.block_tokens for server in servers_of([], fleet=path)] == [taken, taken]
+
+
 def test_a_tokenizer_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -13,6 +14,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from router.cli.doctor import examine_all
+from router.doctor.examine import Plan, Server
 from router.doctor.judge import Level
 from tests.router.doctor.servers import MODELS, a_server, about, only, problems, raw_bytes, report_on
 
@@ -138,3 +141,17 @@ async def test_answers_of_any_shape_are_examined_without_a_crash(answer: object)
         report = await report_on(url, use_probe=True)
     assert not report.works
     assert len(about(report, "cache events")) == 1
+
+
+def says_blocks_of(tokens: int) -> dict[str, Any]:
+    page = f'vllm:cache_config_info{{block_size="{tokens}",num_gpu_blocks="100"}} 1.0\nvllm:num_requests_running 0.0\n'
+    return {"/v1/models": MODELS, "/metrics": page, "/health": {}, "/version": {"version": "0.33.0"}}
+
+
+async def test_servers_of_sizes_that_do_not_fit_are_judged_by_the_one_the_router_takes() -> None:
+    async with a_server(says_blocks_of(16)) as first, a_server(says_blocks_of(24)) as second:
+        for configured, sizes_wrong in ((None, [False, True]), (8, [False, False])):
+            servers = [Server(url=url, block_tokens=configured) for url in (first, second)]
+            reports = await examine_all(servers, Plan(wait_s=0.1), timeout_s=5.0, key=None, rng=random.Random(7))
+            assert [report.facts.block_tokens for report in reports] == [16, 24]
+            assert ["blocks" in problems(report) for report in reports] == sizes_wrong

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from router.doctor.facts import Facts, LoadFacts, ProbeFacts, SourceFacts, TokenFacts
+from router.doctor.facts import Facts, LoadFacts, ProbeFacts, SourceFacts, TokenFacts, as_one_fleet
 from router.doctor.judge import Finding, Level, findings_of, works
 from router.doctor.probe import unmatched
 from router.signals.claims import Applied
@@ -76,7 +76,8 @@ def test_a_server_that_lacks_nothing_has_nothing_but_fine_findings() -> None:
         ({"sources": (), "version": "0.24.0"}, "cannot say where", "--events"),
         ({"models": ()}, "names no model", None),
         ({"caching": False}, "Prefix caching is off", "--enable-prefix-caching"),
-        ({"block_tokens": 64, "block_tokens_from": "/server_info"}, "would take 16", "block_tokens: 64"),
+        ({"block_tokens": 24, "block_tokens_from": "/server_info"}, "would take 16", "block_tokens: 24"),
+        ({"block_tokens": 16, "configured_tokens": 24}, "The fleet file says block_tokens: 24", "block_tokens: 16"),
         ({"health_trouble": "/health answered 503"}, "takes no requests", None),
         ({"load": LoadFacts(names=("x",), total=Load(running=0, asleep=True))}, "It sleeps", "wake it up"),
         ({"engine": "sglang", "version": "0.5.5", "load": LoadFacts(names=("x",))}, "not chained", "0.5.6"),
@@ -195,11 +196,90 @@ def test_a_probe_that_shows_no_cache_is_a_problem(changes: dict[str, Any], words
     assert flag in (finding.fix or "")
 
 
-def test_two_ranks_need_not_reuse_what_the_other_one_has() -> None:
+@pytest.mark.parametrize(
+    ("engine", "said_by", "configured"),
+    [
+        (64, "/server_info", None),
+        (1, "/server_info", None),
+        (64, "/metrics", 64),
+        (64, "/metrics", 16),
+        (64, "/metrics", 128),
+    ],
+)
+def test_block_sizes_fit_where_one_is_a_whole_number_of_the_other(
+    engine: int, said_by: Any, configured: int | None
+) -> None:
+    facts = replace(GOOD, block_tokens=engine, block_tokens_from=said_by, configured_tokens=configured)
+    assert unlike(facts) == []
+    unsaid = replace(facts, block_tokens=None, block_tokens_from=None)
+    assert f"the router takes {configured or 16} tokens" in the_note(unsaid).sentence
+
+
+def judged_together(*sizes: int | None, configured: int | None = None) -> list[list[Finding]]:
+    """What is not fine about servers in front of which one router stands; None for one that says no size."""
+    said: list[Literal["/metrics"] | None] = ["/metrics" if size else None for size in sizes]
+    servers = [
+        replace(GOOD, block_tokens=size, block_tokens_from=where, configured_tokens=configured)
+        for size, where in zip(sizes, said, strict=True)
+    ]
+    return [unlike(facts) for facts in as_one_fleet(servers)]
+
+
+def test_a_server_whose_blocks_do_not_fit_the_size_the_first_one_says_is_a_problem() -> None:
+    first, second, third = judged_together(16, 24, 64)
+    assert first == third == []
+    (finding,) = second
+    assert finding.level is Level.PROBLEM
+    assert "the first server says, 16: blocks of 24 tokens" in finding.sentence
+    assert finding.fix == "block_tokens: 8 in a fleet file"
+    assert judged_together(16, 24, 64, configured=8) == [[], [], []], "the cure is one"
+
+
+def test_the_first_size_that_is_said_counts_for_servers_that_say_none() -> None:
+    unsaid, said = judged_together(None, 64)
+    assert "the router takes 64 tokens" in unsaid[0].sentence
+    assert said == []
+    by_server_info = replace(GOOD, block_tokens=24, block_tokens_from="/server_info")
+    _, other = as_one_fleet([replace(GOOD, block_tokens=64), by_server_info])
+    assert "the first server says, 64: blocks of 24 tokens" in the_problem(other).sentence
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (16, 64), (64, 16), (16, 1)])
+def test_servers_whose_blocks_fit_one_another_have_no_problem(sizes: tuple[int, int]) -> None:
+    assert judged_together(*sizes) == [[], []]
+
+
+def two_ranks(**probed: Any) -> Facts:
     assert GOOD.probe is not None
     second = replace(LIVE, rank=1, address="tcp://10.0.0.5:5558", replay="tcp://10.0.0.5:5658")
-    facts = replace(GOOD, sources=(LIVE, second), listed=2, probe=replace(GOOD.probe, cached_tokens=0))
-    assert unlike(facts) == []
+    return replace(GOOD, sources=(LIVE, second), listed=2, probe=replace(GOOD.probe, rank=0, **probed))
+
+
+def test_of_several_ranks_the_one_that_was_asked_must_reuse_its_blocks() -> None:
+    assert unlike(two_ranks()) == []
+    assert "reused none" in the_problem(two_ranks(cached_tokens=0)).sentence
+
+
+@pytest.mark.parametrize("cached", [0, 32])
+def test_a_rank_that_was_not_asked_and_ran_the_request_is_a_problem(cached: int) -> None:
+    finding = the_problem(two_ranks(seen_blocks=0, elsewhere_blocks=2, cached_tokens=cached))
+    assert (finding.about, finding.fix) == ("ranks", "vLLM 0.11.2 or newer")
+
+
+def test_token_pairs_are_a_problem_although_events_come() -> None:
+    finding = the_problem(with_source(pair_events=3))
+    assert "token pairs" in finding.sentence
+    assert "EAGLE" in (finding.fix or "")
+
+
+@pytest.mark.parametrize(("batches", "answers"), [(0, False), (5, True)])
+def test_a_history_that_is_still_being_read_answers_once_something_came(batches: int, answers: bool) -> None:
+    assert replace(LIVE, state=State.REPLAYING, batches=batches).replay_answers is answers
+
+
+def test_load_that_some_ranks_do_not_tell_is_not_shown_as_nothing() -> None:
+    facts = replace(GOOD, load=LoadFacts(names=("x",), total=Load(), page_says_load=True))
+    assert "x: of some ranks only" in next(one for one in findings_of(facts) if one.about == "load").sentence
 
 
 def test_what_could_not_be_matched_is_counted_in_words() -> None:

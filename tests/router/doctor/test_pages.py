@@ -7,6 +7,8 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.doctor.ask import Reply
 from router.doctor.examine import Server, facts_of, named_sources
@@ -18,6 +20,7 @@ from router.doctor.pages import (
     load_names,
     page_size_in,
     prefix_caching,
+    said_addresses,
     version_in,
 )
 from router.doctor.probe import probe_prompt
@@ -28,6 +31,9 @@ from tests.router.doctor.servers import MODELS, SGLANG_MODELS
 from tests.router.signals.events import VECTORS
 
 ROUTES = ("/health", "/version", "/metrics", "/kv_event_sources", "/server_info", "/v1/loads", "/get_load")
+WORDS = """data id parent owned_by version 0 1 endpoint publisher kv_events page_size endpoint_port_base dp_size loads
+dp_rank num_running_reqs token_usage block_size"""
+NAMES = st.sampled_from(WORDS.split())
 ABSENT = Reply(404, trouble="answered 404")
 
 
@@ -157,3 +163,35 @@ def test_the_first_difference_counts_a_missing_token() -> None:
     assert first_difference([1, 2], [1, 2]) is None
     assert first_difference([1, 2], [1, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+THINGS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(THINGS, st.fixed_dictionaries({}, optional=dict.fromkeys(ROUTES, THINGS)))
+def test_whatever_a_server_answers_gives_findings(models: Any, answers: dict[str, Any]) -> None:
+    said = {**replies(), **{route: Reply(200, json.dumps(answer).encode()) for route, answer in answers.items()}}
+    facts = facts_of(SERVER, models, said)
+    assert findings_of(facts)
+    assert said_addresses(said["/kv_event_sources"].json()) is not None
+    assert facts.block_tokens is None or 0 < facts.block_tokens <= 1 << 16
+
+
+@pytest.mark.parametrize("owner", [["vllm"], {"a": 1}, 5, None])
+def test_an_owner_that_is_no_text_is_nobody(owner: object) -> None:
+    assert engine_of({"data": [{"id": "m", "owned_by": owner}]}, "", has_version=False, has_server_info=False) is None
+
+
+def test_cached_tokens_below_zero_are_not_told() -> None:
+    assert cached_tokens_in({"usage": {"prompt_tokens_details": {"cached_tokens": -1}}}) is None
+
+
+def test_a_block_no_engine_has_is_no_size_to_probe_with() -> None:
+    assert page_size_in({"page_size": 10**9}) is None
+    huge = 'vllm:cache_config_info{block_size="1000000000",num_gpu_blocks="10"} 1\n'
+    assert facts_of(SERVER, MODELS, replies(metrics=huge)).block_tokens is None

@@ -65,6 +65,16 @@ async def test_without_a_probe_a_silent_source_is_a_note_and_costs_no_request() 
     assert "--probe" in (only(report, "cache events").fix or "")
 
 
+@pytest.mark.parametrize(("block_tokens", "works"), [(16, True), (4, True), (64, True), (24, False)])
+async def test_the_probe_is_judged_by_the_routers_blocks(block_tokens: int, works: bool) -> None:
+    async with serving() as client:
+        report = await report_on(client.url, use_probe=True, block_tokens=block_tokens, wait_s=5.0 if works else 0.3)
+    assert report.works is works, report.findings
+    assert ("blocks" in problems(report)) is not works
+    assert report.facts.probe is not None
+    assert (report.facts.probe.seen_blocks == report.facts.probe.blocks) is works
+
+
 async def test_events_that_never_arrive_are_found_by_the_probe() -> None:
     async with serving() as client:
         await client.set_faults(event_loss_share=1.0, event_loss_for_good=True)

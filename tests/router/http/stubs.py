@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -274,6 +275,7 @@ async def a_port(
     limits: Limits | None = None,
     times: TimeOuts | None = None,
     bugs: int = 0,
+    tls: ssl.SSLContext | None = None,
     **parts: Any,
 ) -> AsyncIterator[TrafficPort]:
     """A started port. On leaving nothing may be held: no exchange, no connection in use, no open `Send`.
@@ -282,7 +284,7 @@ async def a_port(
     """
     parts = {"read_prompt": facts_of, "answer": here} | parts
     port = TrafficPort(decisions, limits=limits, times=times, **parts)
-    await port.start("127.0.0.1", 0)
+    await port.start("127.0.0.1", 0, tls=tls)
     try:
         yield port
         await until(lambda: port.open_exchanges == port.pool.in_use == port.pool.connecting == 0)

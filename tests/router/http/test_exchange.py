@@ -103,7 +103,7 @@ async def test_a_request_without_id_gets_one_that_replica_and_client_both_see() 
 async def test_a_chunked_request_body_goes_on_with_its_length() -> None:
     request = (
         b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nTransfer-Encoding: chunked\r\n\r\n"
-        b"3;ext=1\r\nabc\r\n2\r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n"
+        b"003\r\nabc\r\n2\r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n"
     )
     async with a_replica(says(answer())) as replica, a_port(Decisions([replica.url])) as port, a_client(port) as client:
         for byte in request:

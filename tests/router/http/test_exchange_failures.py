@@ -137,8 +137,9 @@ async def _dies(_: Received, writer: asyncio.StreamWriter) -> None:
         ),
         (says(answer(b"busy", b"503 Service Unavailable")), Cause.OVERLOADED),
         (says(answer(b"slow down", b"429 Too Many Requests")), Cause.OVERLOADED),
+        (says(answer(b"no engine behind this", b"502 Bad Gateway")), Cause.OVERLOADED),
     ],
-    ids=["reset", "half a head", "not http", "switch", "endless head", "two framings", "503", "429"],
+    ids=["reset", "half a head", "not http", "switch", "endless head", "two framings", "503", "429", "502"],
 )
 @on_uvloop
 async def test_a_failed_attempt_goes_to_another_replica_and_nothing_of_it_is_seen(first: object, cause: Cause) -> None:

@@ -25,7 +25,13 @@ def fields(*lines: bytes) -> list[Field]:
     return [(name.lower(), name, value) for name, _, value in pairs]
 
 
-def sent(*lines: bytes, named: bytes = b"close", body_bytes: int = 0, prefix: bytes = b"") -> list[bytes]:
+def sent(
+    *lines: bytes,
+    named: bytes = b"close",
+    body_bytes: int = 0,
+    prefix: bytes = b"",
+    extra: list[tuple[bytes, bytes]] | None = None,
+) -> list[bytes]:
     head = RequestHead(b"GET", b"/x?y", "/x", fields(*lines), Route.RELAY, named_by_connection(named))
     raw = upstream_head(
         head,
@@ -34,7 +40,7 @@ def sent(*lines: bytes, named: bytes = b"close", body_bytes: int = 0, prefix: by
         body_bytes=body_bytes,
         request_id=b"id-1",
         forwarded=Forwarded(b"10.0.0.9", b"https"),
-        extra=[],
+        extra=extra or [],
     )
     assert raw.endswith(b"\r\n\r\n")
     return raw[:-4].split(b"\r\n")
@@ -51,6 +57,14 @@ def test_a_request_without_a_body_declares_none() -> None:
     assert not [line for line in sent(b"Host: gw") if line.lower().startswith(b"content-length")]
     assert b"Content-Length: 0" in sent(b"Host: gw", b"Content-Length: 0")
     assert b"Content-Length: 4" in sent(b"Transfer-Encoding: chunked", body_bytes=4)
+
+
+def test_fields_the_router_adds_stand_alone_whatever_the_client_sent() -> None:
+    client = (b"Host: gw", b"X-Data-Parallel-Rank: 3", b"x-data-parallel-rank: 4", b"X-Other: 1")
+    lines = sent(*client, extra=[(b"X-data-parallel-rank", b"1")])
+    assert [line for line in lines if line.lower().startswith(b"x-data")] == [b"X-data-parallel-rank: 1"]
+    assert b"X-Other: 1" in lines
+    assert [line for line in sent(*client) if line.lower().startswith(b"x-data")] == list(client[1:3])
 
 
 def test_the_path_of_a_base_url_comes_before_the_target() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.side_reader import JsonReader, Learned, SideReader, StreamReader
+from router.http.side_reader import JsonReader, Learned, SideReader, StreamReader, id_in
 from tests.router.http.stubs import VECTORS
 
 CHAT = (VECTORS / "sse_chat_stream.txt").read_bytes()
@@ -35,7 +35,7 @@ def test_any_split_gives_one_first_token_and_the_same_usage(at: list[int], line_
     pieces = cut(stream, at)
     reader = StreamReader()
     (which,) = read(reader, pieces)
-    first_event_ends = stream.index(line_end * 2, stream.index(b"data:")) + 2 * len(line_end)
+    first_event_ends = stream.index(line_end * 2, stream.index(b'"Hel"')) + 2 * len(line_end)  # behind the role
     before = sum(map(len, pieces[:which]))
     assert before < first_event_ends <= before + len(pieces[which])
     assert reader.learned() == Learned(prompt_tokens=2048, output_tokens=3, cached_tokens=1984)
@@ -55,6 +55,11 @@ def test_one_byte_at_a_time_is_no_different() -> None:
         b'data: {"error":{"message":"x","code":500}}\n\ndata: [DONE]\n\n',
         b'data: {"object":"error","message":"x","code":503}\n\n',
         b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n',
+        b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n',
+        b'data: {"choices":[{"delta":{"role":"assistant","content":null}},{"delta":{"role":"assistant"}}]}\n\n',
+        b'data: {"choices":[],"usage":null}\n\n',
+        b'event: response.created\ndata: {"response":{"id":"resp_1"},"type_comes":"late"}\n\n',
+        b'event: content_block_start\ndata: {"content_block":{"type":"text","text":""}}\n\n',
         b'data: {"unfinished":1}\n',
         b"event: ping\n\n",
     ],
@@ -66,11 +71,17 @@ def test_what_carries_no_output_is_no_first_token(stream: bytes) -> None:
 @pytest.mark.parametrize(
     "stream",
     [
-        b"event: message_start\ndata: {}\n\n",
+        b"event: content_block_delta\ndata: {}\n\n",
         b"data:{}\n\n",
         b"data: {\ndata: }\n\n",
         b'data: {"text":"an \\"error\\" told"}\n\n',
-        b'data: {"error":null,"choices":[]}\n\n',
+        b'data: {"error":null,"choices":[{"text":""}]}\n\n',
+        b'data: {"choices":[{"delta":{"role":"assistant","content":"Hi"}}]}\n\n',
+        b'data: {"choices":[{"delta":{"role":"assistant","tool_calls":[{"index":0}]}}]}\n\n',
+        b'data: {"choices":[{"delta":{"role":"assistant"},"finish_reason":"length"}]}\n\n',
+        b'data: {"choices":[{"delta":{"role":"assistant"}},{"delta":{"content":"b"}}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":""}}]}\n\n',
+        b'data: "choices" "role" and no JSON\n\n',
         b'data: not json "error"\n\n',
         b": c\n\ndata: [DONE]\n\ndata: {}\n\n",
         b"data: {}\r\rdata",
@@ -175,3 +186,104 @@ def test_events_from_the_first_token_on_are_counted_however_they_are_cut() -> No
         for start in range(0, len(stream), size):
             reader.feed(stream[start : start + size])
         assert 15 <= reader.learned().events <= 20
+
+
+# -- every API's stream, in any pieces
+
+
+def event(data: object, name: str = "") -> bytes:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+def chat(**delta: object) -> bytes:
+    return event({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+INPUT_USAGE = {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}
+CREATED = {"response": {"id": "resp_1", "usage": None, "tools": []}, "sequence_number": 0, "type": "response.created"}
+COMPLETED = {"type": "response.completed", "response": {"id": "resp_1", "usage": INPUT_USAGE}}
+START = {"type": "message_start", "message": {"id": "msg_1", "usage": {"input_tokens": 9, "output_tokens": 0}}}
+MESSAGE_USAGE = {"output_tokens": 2, "cache_read_input_tokens": 4}
+STREAMS = {  # what opens, what the first token is, what follows; the id
+    "chat": (
+        b": keep-alive\n\n" + chat(role="assistant", content=""),
+        chat(content="北🙂"),
+        chat(content="京") + event({"id": "chatcmpl-1", "choices": [], "usage": USAGE}) + b"data: [DONE]\n\n",
+        b"chatcmpl-1",
+    ),
+    "completions": (
+        b": a\n\n",
+        event({"id": "cmpl-1", "choices": [{"text": "北"}]}),
+        event({"id": "cmpl-1", "choices": [{"text": "🙂"}], "usage": USAGE}) + b"data: [DONE]\n\n",
+        b"cmpl-1",
+    ),
+    "responses": (
+        event(CREATED, "response.created") + event({"response": {}}, "response.in_progress"),
+        event({"delta": "北", "type": "response.output_text.delta"}, "response.output_text.delta"),
+        event(COMPLETED, "response.completed"),
+        b"resp_1",
+    ),
+    "messages": (
+        event(START, "message_start") + event({"type": "ping"}, "ping") + event({}, "content_block_start"),
+        event({"type": "content_block_delta", "delta": {"text": "🙂"}}, "content_block_delta"),
+        event({"type": "message_delta", "usage": MESSAGE_USAGE}, "message_delta")
+        + event({"type": "message_stop"}, "message_stop"),
+        b"msg_1",
+    ),
+    "generate": (
+        b"",
+        event({"text": "北", "meta_info": {"id": "rid-1", "prompt_tokens": 9, "completion_tokens": 1}}),
+        event({"text": "北🙂", "meta_info": {**USAGE, "id": "rid-1", "cached_tokens": 4}}) + b"data: [DONE]\n\n",
+        b"rid-1",
+    ),
+}
+
+
+@pytest.mark.parametrize("api", STREAMS)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+@given(at=st.lists(st.integers(0, 1200), max_size=40))
+def test_the_stream_of_every_api_is_read_from_any_pieces(api: str, line_end: bytes, at: list[int]) -> None:
+    opening, token, rest, answer_id = STREAMS[api]
+    opening, token, rest = (part.replace(b"\n", line_end) for part in (opening, token, rest))
+    pieces = cut(opening + token + rest, at)
+    ids: list[bytes] = []
+    reader = StreamReader(ids.append)
+    (which,) = read(reader, pieces)
+    before, upto = (sum(map(len, pieces[:end])) for end in (which, which + 1))
+    assert before < len(opening + token) <= upto
+    assert reader.learned() == Learned(prompt_tokens=9, output_tokens=2, cached_tokens=4)
+    assert ids == [answer_id]
+
+
+@given(pieces=st.lists(st.binary(max_size=60) | st.sampled_from([b"\n\n", b"data: ", b'{"usage":', b"\r", b"event: "])))
+def test_rubbish_is_read_without_a_word(pieces: list[bytes]) -> None:
+    for reader in (StreamReader(), JsonReader()):
+        assert len(read(reader, pieces)) <= 1
+    stream = StreamReader()
+    read(stream, pieces)
+    assert stream.learned().prompt_tokens is None
+
+
+def test_an_id_inside_a_text_is_not_the_answers() -> None:
+    instructions = json.dumps({"instructions": 'say "id":"resp_fake" twice', "id": "resp_1"}).encode()
+    assert id_in(instructions) == b"resp_1"
+    assert id_in(b'{"previous_response_id":"resp_0","id":"resp_1"}') == b"resp_1"
+    assert id_in(b'{"output":[]}') == b""
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_the_id_of_a_json_answer_is_heard_once_however_long_it_is(size: int) -> None:
+    ids: list[bytes] = []
+    reader = JsonReader(ids.append)
+    body = json.dumps({"id": "resp_1", "output": "x" * size}).encode()
+    read(reader, cut(body, list(range(5, size, max(1, size // 7)))))
+    reader.learned()
+    assert ids == [b"resp_1"]
+
+
+def test_a_batch_of_answers_in_one_list_leaves_its_sums_unknown() -> None:
+    reader = JsonReader()
+    read(reader, [b'[{"text":"a","meta_info":{"prompt_tokens":3}}]'])
+    assert reader.learned() == Learned()

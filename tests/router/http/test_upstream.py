@@ -80,6 +80,9 @@ class Recorder:
     def response_ended(self) -> None:
         self.heard.append("ended")
 
+    def response_switched(self, response: ResponseHead, rest: bytes) -> None:
+        self.heard.append(("switched", response.status, rest))
+
     def response_lost(self, cause: Cause, *, silent: bool) -> None:
         self.heard.append((cause, silent))
 
@@ -188,7 +191,7 @@ def test_limits_run_from_the_request_and_then_from_the_last_piece() -> None:
     connection, _, recorder, loop = a_request()
     loop.advance_to(599.0)
     connection.data_received(STREAM_HEAD)
-    for now_s in range(600, 2000, 299):
+    for now_s in range(599, 2000, 299):
         loop.advance_to(float(now_s))
         connection.data_received(chunk(b"data: 1\n\n"))
     assert recorder.heard == []
@@ -197,11 +200,39 @@ def test_limits_run_from_the_request_and_then_from_the_last_piece() -> None:
     assert recorder.heard == [(Cause.BROKEN, True)]
 
 
+def test_a_head_alone_is_not_the_first_byte_and_the_limit_between_pieces_starts_with_the_body() -> None:
+    connection, _, recorder, loop = a_request()
+    connection.data_received(STREAM_HEAD)
+    loop.advance_to(400.0)
+    assert recorder.heard == []
+    connection.data_received(chunk(b"data: 1\n\n"))
+    loop.advance_to(701.0)
+    assert recorder.heard == [(Cause.BROKEN, True)]
+
+
+def test_silence_behind_a_head_has_the_limit_of_the_first_byte() -> None:
+    connection, _, recorder, loop = a_request()
+    connection.data_received(STREAM_HEAD)
+    loop.advance_to(601.0)
+    assert recorder.heard == [(Cause.BROKEN, True)]
+
+
 def test_silence_before_the_head_is_reported_as_silence() -> None:
     _, transport, recorder, loop = a_request()
     loop.advance_to(601.0)
     assert recorder.heard == [(Cause.NO_ANSWER, True)]
     assert transport.closed
+
+
+@given(at=st.lists(st.integers(0, 120)))
+def test_a_switch_hands_over_what_follows_its_head(at: list[int]) -> None:
+    head = b"HTTP/1.1 101 S\r\nConnection: upgrade\r\nUpgrade: WebSocket\r\n\r\n"
+    connection, transport, recorder, _ = a_request()
+    connection.close()
+    transport.closed = False
+    connection.request(b"", b"", recorder, bodiless=False, upgrade=b"websocket")
+    feed(connection, transport, b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + head, [end for end in at if end < 110])
+    assert recorder.heard == [("switched", 101, b"")]
 
 
 def test_after_close_the_sink_hears_nothing() -> None:

@@ -120,8 +120,30 @@ async def test_another_template_is_found_out_at_start_and_only_its_form_loses_cr
         refused = await facts(made, with_tools)
         assert (refused.chain, refused.prompt_exact) == ([], False)
         assert (await facts(made, {**with_tools, "tools": None})).chain
-        await compared(made, url)
-    assert sum("other tokens of the same tools" in record.message for record in caplog.records) == 2
+        for _ in range(3):  # it comes up again and again
+            await compared(made, url)
+        assert made.report().as_values()["differing"] == {"r1": ["tools"]}
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "r1 makes other tokens of the same prompts (tools)" in warned[0]
+
+
+async def test_a_replica_that_differs_in_all_is_one_warning_and_one_more_when_it_differs_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = str(a_directory(tmp_path / "router", template="{{ messages[0].content }}"))
+    settings = {"tokenizer_class": "LlamaTokenizerFast"}  # adds a beginning
+    async with (
+        an_engine(tmp_path / "wrong", **settings) as wrong,
+        an_engine(tmp_path / "right", template="{{ messages[0].content }}") as right,
+        prompts(source="local", tokenizer=directory) as made,
+    ):
+        assert set((await compared(made, wrong)).values()) == {"disagrees"}
+        assert made.report().as_values()["differing"] == {"r1": ["text", "chat", "tools"]}
+        assert set((await compared(made, right)).values()) == {"agrees"}
+        assert made.report().as_values()["differing"] == {}
+        await compared(made, wrong)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
 
 
 async def test_an_engine_that_cannot_be_asked_leaves_the_question_open(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from estimators.request import RequestFacts
@@ -18,7 +19,7 @@ from router.http.contract import Rewritten
 from router.identity import Identity, chain
 from router.prompts import PromptReader
 from router.prompts.agreement import Agreement
-from router.prompts.reading import PromptReading, Read
+from router.prompts.reading import PromptReading, Read, Told
 from router.tokenizing.asked import Asked, Form, NoTokens, Tokenised, TokenSource, Unread, Wanted, tokenised
 from router.tokenizing.worker import Load
 from router.tokenizing.workers import LARGE_BYTES, Workers
@@ -34,6 +35,7 @@ class FakeHead:
     path: str = "/v1/chat/completions"
     method: bytes = b"POST"
     fields: dict[bytes, bytes] = field(default_factory=dict)
+    client: str = ""
 
     def get(self, name: bytes) -> bytes | None:
         return self.fields.get(name)
@@ -64,6 +66,7 @@ async def reading(
     chunks: bool = False,
     agreement: Agreement | None = None,
     forwards: bool = False,
+    told: Told | None = None,
 ) -> AsyncIterator[PromptReading]:
     workers = Workers(Load(), timeout_s=60.0, most_waiting=64)
     made = PromptReading(
@@ -73,6 +76,7 @@ async def reading(
         agreement=agreement or Agreement(),
         clock=lambda: 0.0,
         forwards=forwards,
+        told=told,
     )
     try:
         yield made
@@ -149,6 +153,27 @@ async def test_a_prompt_without_tokens_is_placed_by_its_length_and_counted_by_it
         found = await facts(made, {"model": "m", "prompt": "x" * 400}, COMPLETIONS)
     assert (found.chain, found.prompt_tokens, found.prompt_exact, found.tokenised) == ([], 100, False, "")
     assert made.counts == {why.value: 1}
+
+
+async def test_a_tokenizer_that_fails_as_nobody_foresaw_costs_the_tokens_and_not_the_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with reading(Source(RuntimeError("unforeseen"))) as made:  # type: ignore[arg-type]
+        found = await facts(made, {"model": "m", "prompt": "x" * 400}, COMPLETIONS)
+    assert (found.prompt_tokens, made.counts) == (100, {"failed": 1})
+    assert "unforeseen" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["model", "cache_salt", "extra_key", "session_id", "previous_response_id", "user"])
+@pytest.mark.parametrize("prompt", [IDS, "hi"], ids=["ids", "text"])
+async def test_half_a_surrogate_pair_in_any_name_is_placed_and_can_be_written_down(key: str, prompt: Any) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt, key: "a\ud83d"}).encode()
+    async with reading(Source()) as made:
+        found = await facts(made, body, COMPLETIONS)
+    assert found.prompt_tokens == 100
+    assert msgspec.json.encode([found.model, found.base_model, found.session])
+    if key in ("cache_salt", "extra_key", "model"):
+        assert found.chain != BLOCKS, "another salt, another cache"
 
 
 async def test_what_the_router_cannot_know_is_not_asked_for() -> None:
@@ -249,6 +274,37 @@ async def test_others_get_the_loop_while_a_large_body_is_scanned() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("chat_template_kwargs", {"a": [1] * 40_000}),
+        ("session_id", "s" * 70_000),
+        ("cache_salt", "s" * 70_000),
+        ("model", "m" * 70_000),
+        ("tool_choice", {"function": {"name": "f" * 70_000}}),
+        ("echo", [True] * 20_000),
+    ],
+)
+@pytest.mark.parametrize("prompt", [IDS, "x" * 4000], ids=["ids", "text"])
+async def test_a_large_body_with_an_odd_field_is_placed_by_length_and_counted(
+    key: str, value: Any, prompt: Any
+) -> None:
+    source = Source()
+    async with reading(source, agreement=agreeing(), forwards=True, chunks=True) as made:
+        found = await facts(made, large(**{"model": "m", "prompt": prompt, "max_tokens": 3, key: value}), COMPLETIONS)
+    assert (found.chain, found.prompt_exact, found.max_tokens) == ([], False, 3)
+    assert found.prompt_tokens > 50
+    assert source.asked == []
+    assert made.counts == {"too_large": 1}
+
+
+async def test_of_ids_deep_in_a_body_over_the_limit_nothing_is_looked_at() -> None:
+    parameters = {"prompt_token_ids": [100_000] * 700_000}
+    async with reading() as made:
+        found = await facts(made, {"model": "m", "prompt": "x" * 400, "kv_transfer_params": parameters}, COMPLETIONS)
+    assert (found.prompt_tokens, made.counts) == (100, {"too_large": 1})
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         (b'["' + b"x" * LARGE_BYTES + b'"]', None),
@@ -310,6 +366,44 @@ async def test_text_of_a_completion_goes_on_as_ids_and_not_a_byte_else_changes()
     assert found.facts.chain == BLOCKS
 
 
+async def test_others_get_the_loop_while_ids_are_put_in_place_of_a_text_full_of_escapes() -> None:
+    """The body is cut up in slices, a small one too; the ids come as the bytes they go on as."""
+    for quotes, is_large in ((120_000, False), (600_000, True)):
+        body = b'{"model":"m","prompt":"' + b'\\"' * quotes + b'"}'
+        assert (len(body) > LARGE_BYTES) is is_large
+        turns = 0
+        async with reading(Source(), agreement=agreeing(), forwards=True) as made:
+            task = made.read(COMPLETIONS, body)
+            assert isinstance(task, asyncio.Task)
+            while not task.done():
+                turns += 1
+                await asyncio.sleep(0)
+        found = task.result()
+        assert isinstance(found, Rewritten)
+        assert found.body == b'{"model":"m","prompt":' + json.dumps(IDS, separators=(",", ":")).encode() + b"}"
+        assert turns >= len(body) // (128 * 1024)
+
+
+async def test_of_equal_keys_the_one_the_engine_reads_is_replaced() -> None:
+    body = b'{"prompt":"first","model":"m","prompt":"hi"}'
+    source = Source()
+    async with reading(source, agreement=agreeing(), forwards=True) as made:
+        found = await read(made, body, COMPLETIONS)
+    assert isinstance(found, Rewritten)
+    assert source.asked[0][0].prompt == b'"hi"'
+    assert found.body.startswith(b'{"prompt":"first","model":"m","prompt":[1,')
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+async def test_json_in_an_encoding_only_python_knows_is_read_and_goes_on_as_it_is_or_right(encoding: str) -> None:
+    body = json.dumps(TEXT).encode(encoding)
+    async with reading(Source(), agreement=agreeing(), forwards=True) as made:
+        found = await read(made, body, COMPLETIONS)
+    assert isinstance(found, RequestFacts | Rewritten)
+    if isinstance(found, Rewritten):
+        assert json.loads(found.body) == {**TEXT, "prompt": IDS}
+
+
 @pytest.mark.parametrize(
     ("head", "body"),
     [
@@ -329,3 +423,45 @@ async def test_ids_go_on_only_when_the_engine_is_known_to_agree_and_when_asked_f
         assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
     async with reading(Source(), agreement=agreeing()) as made:
         assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
+
+
+# Tokens handed on
+
+
+async def test_the_tokens_of_every_prompt_that_are_known_are_told_with_its_facts_and_salt() -> None:
+    told: list[tuple[RequestFacts, Any, str]] = []
+
+    def note(facts: RequestFacts, ids: bytes | memoryview, salt: str) -> None:
+        told.append((facts, json.loads(bytes(ids)), salt))
+
+    async with reading(Source(), told=note) as made:
+        found = [
+            await facts(made, {"model": "m", "prompt": IDS, "cache_salt": "s"}, COMPLETIONS),
+            await facts(made, CHAT),
+            await facts(made, large(model="m", prompt="hi"), COMPLETIONS),
+            await facts(made, large(model="m", prompt=IDS), COMPLETIONS),
+            await facts(made, {"model": "m", "prompt": [IDS, [1]]}, COMPLETIONS),
+        ]
+    assert [entry[0] for entry in told] == found
+    assert [entry[1:] for entry in told] == [(IDS, "s"), *[(IDS, "")] * 3, ([IDS, [1]], "")]
+
+
+async def test_nothing_is_told_of_a_prompt_whose_tokens_are_unknown_or_refused_and_a_text_is_not_rewritten() -> None:
+    told: list[RequestFacts] = []
+    async with reading(Source(NoTokens(Unread.LATE)), told=lambda facts, ids, salt: told.append(facts)) as made:
+        await facts(made, CHAT)
+        await read(made, {"model": "m", "prompt": [-1, 1]}, COMPLETIONS)
+    async with reading(Source(), agreement=agreeing(), told=lambda facts, ids, salt: None) as made:
+        assert isinstance(await read(made, TEXT, COMPLETIONS), RequestFacts)
+    assert told == []
+
+
+async def test_a_small_body_that_goes_on_as_ids_waits_for_no_scan_of_large_ones() -> None:
+    brackets = 2 * LARGE_BYTES
+    large = b'{"model":"m","messages":' + b"[" * brackets + b"]" * brackets + b"}"
+    async with reading(Source(), agreement=agreeing(), forwards=True) as made:
+        others = [made.read(FakeHead(), large) for _ in range(4)]
+        await asyncio.sleep(0)  # all of them scan
+        assert isinstance(await read(made, TEXT, COMPLETIONS), Rewritten)
+        assert not any(other.done() for other in others if isinstance(other, asyncio.Task))
+        assert all(isinstance(other, asyncio.Task) for other in others)

@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.prompts.body import ALL_FIELDS, decoded
-from router.prompts.scan import SLICE_BYTES, STEPS_IN_A_SLICE, body_at, finished, spans_of
+from router.prompts.body import ALL_FIELDS, PLAIN_FIELDS, decoded
+from router.prompts.scan import (
+    LONGEST_PLAIN_BYTES,
+    SLICE_BYTES,
+    STEPS_IN_A_SLICE,
+    STRING_STEP_BYTES,
+    body_at,
+    finished,
+    left_out,
+    spans_of,
+)
 
 ANY_KEY = frozenset({"prompt", "a", "b", 'quo"ted', "ü", "back\\slash", ""})
 VALUES = st.recursive(
@@ -45,6 +54,20 @@ def test_a_quote_ends_a_string_only_after_an_even_number_of_backslashes(backslas
         assert found(escaped) == {"a": "\\" * (backslashes // 2) + '"', "prompt": 1}
 
 
+@pytest.mark.parametrize("shift", range(8))
+def test_an_escape_at_the_edge_of_a_step_is_one_all_the_same(shift: int) -> None:
+    for escape in (r"\"", r"\\", r"\u0022", r"\n", r"\\\""):
+        text = "x" * (STRING_STEP_BYTES - shift) + escape + "y" * (STRING_STEP_BYTES - shift) + escape
+        body = ('{"a":"' + text + '","prompt":[7]}').encode()
+        assert found(body) == json.loads(body)
+
+
+@pytest.mark.parametrize("end", ["", "\\", "x\\", '\\"', "x" * 70_000, "\\\\" * 40_000, "\\" * 40_001])
+def test_a_string_that_does_not_end_is_refused(end: str) -> None:
+    with pytest.raises(ValueError, match="inside a string"):
+        finished(spans_of(b'{"prompt":"' + end.encode()))
+
+
 def test_the_last_of_equal_keys_counts_and_inner_ones_do_not() -> None:
     assert found(b'{"a":1,"b":{"a":2},"a":3}', frozenset({"a"})) == {"a": 3}
 
@@ -68,11 +91,14 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [list(range(200_000)), "x" * 2_000_000, 'say "hi" \\ ' * 100_000, [[["a"] * 20] * 50] * 100, {"k": [{}] * 100_000}],
-    ids=["ids", "text", "escapes", "nested", "objects"],
+    [
+        *(list(range(200_000)), "x" * 2_000_000, 'say "hi" \\ ' * 100_000, '"' * 500_000, ["y" * 9000] * 200),
+        *([[["a"] * 20] * 50] * 100, {"k": [{}] * 100_000}),
+    ],
+    ids=["ids", "text", "escapes", "quotes", "texts", "nested", "objects"],
 )
 def test_no_slice_is_long(value: Any) -> None:
-    """Between two pauses lie at most one slice of bytes found at once, or a thousand steps."""
+    """Between two pauses lie at most one slice of bytes and the step that reached beyond it, or a thousand steps."""
     body = json.dumps({"model": "m", "prompt": value, "stream": True}).encode()
     pauses = 0
     scan = spans_of(body)
@@ -83,8 +109,8 @@ def test_no_slice_is_long(value: Any) -> None:
     except StopIteration as done:
         spans = done.value
     assert set(spans) == {"model", "prompt", "stream"}
-    assert pauses >= len(body) // SLICE_BYTES - 1
-    marks = sum(body.count(mark) for mark in (b"[", b"{", b'\\"'))
+    assert pauses >= len(body) // (SLICE_BYTES + STRING_STEP_BYTES) - 1
+    marks = sum(body.count(mark) for mark in (b"[", b"{"))
     assert pauses >= marks // STEPS_IN_A_SLICE
 
 
@@ -121,3 +147,19 @@ def test_a_plain_field_that_is_no_json_is_refused_by_name() -> None:
 
 def test_a_very_long_key_is_passed_over() -> None:
     assert found(b'{"' + b"k" * 100_000 + b'":1,"a":2}') == {"a": 2}
+
+
+@pytest.mark.parametrize("key", sorted(PLAIN_FIELDS))
+@pytest.mark.parametrize("value", [b'"%s"', b"[%s]", b'{"a":"%s"}'], ids=["text", "list", "object"])
+def test_a_field_too_long_to_be_decoded_at_once_is_left_out_and_named(key: str, value: bytes) -> None:
+    def body(size: int) -> bytes:
+        fill = b"1" if value == b"[%s]" else b"x"
+        inside = (b"1," * (size // 2) + b"1") if fill == b"1" else fill * size
+        return b'{"%s":%s,"prompt":"hi"}' % (key.encode(), value % inside)
+
+    usual, odd = body(LONGEST_PLAIN_BYTES // 2), body(LONGEST_PLAIN_BYTES)
+    assert left_out(finished(spans_of(usual))) == set()
+    assert getattr(body_at(usual, finished(spans_of(usual))), key) == json.loads(usual)[key]
+    assert left_out(finished(spans_of(odd))) == {key}
+    read = body_at(odd, finished(spans_of(odd)))
+    assert (getattr(read, key), bytes(read.prompt)) == (None, b'"hi"')

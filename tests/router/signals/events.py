@@ -54,6 +54,29 @@ GENERATIONS = {
     ),
 }
 
+# Removals of which nobody can tell what they took away, and events that may have been one.
+UNREADABLE_REMOVALS: list[object] = [
+    ["BlockRemoved", ["text"], "GPU"],
+    ["BlockRemoved", 5, "GPU"],
+    ["BlockRemoved", [1], 7],
+    ["BlockRemoved", [1], ["GPU"]],
+    ["BlockRemoved", [1], "GPU", -1],
+    ["BlockRemoved", ["text"], "TAPE"],
+    ["BlockRemoved", [1], "TAPE", -1],
+    {"type": "BlockRemoved", "medium": "GPU"},
+    {"type": "BlockRemoved", "medium": "TAPE"},
+    {"type": "BlockRemoved", "block_hashes": [1], "medium": "TAPE", "group_idx": -1},
+    {"type": "BlockRemoved", "block_hashes": [1], "medium": "TAPE", "group_id": "x"},
+    {"type": "BlockRemoved", "block_hashes": [1, "0xzz"], "medium": "CPU"},
+    {"event_type": "removed", "seq_hashes": [None]},
+    [],
+    None,
+    "BlockRemoved",
+    [7, [1]],
+    {"type": ["BlockRemoved"]},
+    {"block_hashes": [1]},
+]
+
 
 def vector(name: str) -> bytes:
     return bytes.fromhex((VECTORS / f"{name}.msgpack.hex").read_text().strip())

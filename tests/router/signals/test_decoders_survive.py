@@ -50,7 +50,7 @@ DECODERS: dict[str, tuple[Decoder, str]] = {
     "v1 loads": (load_answers.loads_of_v1, "sglang_v1_loads.json"),
     "get load": (load_answers.loads_of_get_load, "sglang_get_load_legacy.json"),
     "header": (orca.load_of_header, "orca_headers.txt"),
-    "models": (poller.model_names, "sglang_v1_loads.json"),
+    "models": (poller.models_in, "sglang_v1_loads.json"),
 }
 
 

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.signals.discovery import event_sources, published, sglang_sources, vllm_sources
+from router.signals import discovery
+from router.signals.discovery import event_sources, published, sglang_load, sglang_sources, vllm_sources
 from router.signals.subscriber import Source
 from tests.router.signals.events import VECTORS
 
@@ -82,3 +83,45 @@ def test_a_named_host_is_kept_and_a_version_6_host_is_bracketed() -> None:
     assert vllm_sources({"0": entry}, "fd00::1")[0].events == "tcp://[fd00::1]:5557"
     info = {"publisher": "zmq", "endpoint_host": "10.0.0.8", "endpoint_port_base": 7000}
     assert sglang_sources({"kv_events": info}, "x") == [Source("tcp://10.0.0.8:7000", rank=0, one_copy=True)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"endpoint": "garbage"},
+        {"endpoint": "tcp://"},
+        {"endpoint": "tcp://h:0"},
+        {"endpoint": "tcp://h:65536"},
+        {"endpoint": "tcp://h 1:5"},
+        {"endpoint": 7},
+    ],
+)
+def test_an_address_no_socket_can_be_attached_to_is_no_source(changes: dict[str, object]) -> None:
+    entry = {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": None, **changes}
+    assert vllm_sources({"0": entry}, "h") == []
+    assert [source.rank for source in vllm_sources({"0": entry, "1": {**entry, "endpoint": "tcp://*:5558"}}, "h")] == [
+        1
+    ]
+
+
+def test_a_replay_address_that_is_none_costs_only_the_replay() -> None:
+    entry = {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:"}
+    assert vllm_sources({"0": entry}, "h") == [Source("tcp://h:5557", None, rank=0)]
+
+
+@pytest.mark.parametrize("rank", ["9" * 5000, "1024", "-1", "²", "", "1.5"])
+def test_a_rank_that_cannot_be_is_none(rank: str) -> None:
+    assert vllm_sources({rank: {"publisher": "zmq", "endpoint": "tcp://*:5557"}}, "h") == []
+
+
+@pytest.mark.parametrize("base", [0, -5, 70_000, 10**30, "5557", True])
+def test_a_base_port_that_is_none_names_no_source_and_no_load_socket(base: object) -> None:
+    info = {"publisher": "zmq", "endpoint_port_base": base, "load_endpoint_port_base": base}
+    assert sglang_sources({"kv_events": info}, "h") == []
+    assert sglang_load({"kv_events": info}, "h") == ((), "")
+
+
+async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_MAX_ANSWER_BYTES", 10)
+    async with an_engine(kv_event_sources=recorded("vllm_kv_event_sources")) as url:
+        assert await sources_of(url) == []

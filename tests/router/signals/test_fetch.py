@@ -138,7 +138,7 @@ async def test_a_body_beyond_the_limit_is_cut_and_the_connection_not_used_again(
     large = b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n" + b"x" * 5000
     server = Server(lambda turn, path: large if turn == 1 else OK)
     async with a_fetcher(server, max_body_bytes=100) as fetcher:
-        assert await get(fetcher) == Answer(200, b"x" * 100)
+        assert await get(fetcher) == Answer(200, b"x" * 100, cut=True)
         assert await get(fetcher) == Answer(200, b"hi")
     assert server.connections == 2
 
@@ -206,3 +206,21 @@ async def test_an_address_nobody_listens_on_is_told() -> None:
     answer = await get(fetcher)
     assert answer.status == 0
     assert b"onnect" in answer.body
+
+
+async def test_an_address_that_is_not_allowed_is_sent_nothing() -> None:
+    server = Server(lambda turn, path: OK)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    fetcher = Fetcher(
+        f"http://localhost:{port}",
+        {},
+        max_body_bytes=10,
+        refused=lambda address, at: f"{address}:{at} is forbidden" if at == port else None,
+    )
+    answer = await get(fetcher)
+    fetcher.close()
+    listener.close()
+    await listener.wait_closed()
+    assert (answer.status, server.requests) == (0, [])
+    assert answer.body.endswith(b":%d is forbidden" % port)

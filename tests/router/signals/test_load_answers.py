@@ -80,3 +80,33 @@ def test_a_value_that_means_nothing_is_unknown_and_counted(value: Any) -> None:
 def test_an_answer_that_is_no_report_names_no_rank(body: bytes) -> None:
     assert loads_of_v1(body) == {}
     assert loads_of_get_load(body) == {}
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e300000", "-" + "9" * 400, "1e301"])
+def test_a_number_no_engine_could_mean_is_unknown_and_counted(number: str) -> None:
+    for answered in (
+        loads_of_v1(b'{"loads": [{"num_running_reqs": %s, "token_usage": %s}]}' % ((number.encode(),) * 2)),
+        loads_of_get_load(b'[{"num_waiting_reqs": %s, "num_tokens": %s}]' % ((number.encode(),) * 2)),
+    ):
+        load = answered.get("0", Load(anomalies=2))  # the decoder may refuse the whole
+        assert load == Load(anomalies=2)
+
+
+def test_entries_that_name_no_rank_are_ranks_of_their_own() -> None:
+    entries = [{"num_running_reqs": 1}, {"num_running_reqs": 2}]
+    loads = loads_of_v1(json.dumps({"loads": entries}).encode())
+    assert pick(loads, None).running == 3
+    waiting = [{"num_waiting_reqs": 1}, {"num_waiting_reqs": 2}]
+    assert pick(loads_of_get_load(json.dumps(waiting).encode()), None).waiting == 3
+
+
+@pytest.mark.parametrize("entries", [[{"dp_rank": 1}, {}], [{}, {"dp_rank": 0}], [{"dp_rank": 0}, {}], [{}, {}]])
+def test_an_entry_that_names_no_rank_takes_no_other_s_place(entries: list[dict[str, int]]) -> None:
+    entries = [{**entry, "num_running_reqs": 1 + 8 * place} for place, entry in enumerate(entries)]
+    loads = loads_of_v1(json.dumps({"loads": entries}).encode())
+    assert set(loads) == {"0", "1"}
+    assert pick(loads, None).running == 10
+    for entry in entries:
+        if "dp_rank" in entry:
+            assert loads[str(entry["dp_rank"])].running == entry["num_running_reqs"]
+    assert set(loads_of_get_load(json.dumps(entries).encode())) == set(loads)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -25,9 +26,9 @@ class Told:
         self.loads.append((row, load.running, load.waiting))
 
 
-def a_listener(told: Told, rows: list[int], ranks: int) -> LoadListener:
+def a_listener(told: Told, rows: list[int], ranks: int, clock: Callable[[], float] = lambda: 0.0) -> LoadListener:
     addresses = [f"tcp://127.0.0.1:{port}" for port in range(7001, 7001 + ranks)]
-    return LoadListener(addresses, "load", rows, told, context=zmq.Context.instance())
+    return LoadListener(addresses, "load", rows, told, context=zmq.Context.instance(), clock=clock)
 
 
 def test_of_messages_that_came_together_the_newest_of_each_rank_counts() -> None:
@@ -44,6 +45,17 @@ def test_a_row_that_stands_for_all_ranks_is_told_their_sum_once_all_have_spoken(
     listener.heard([message(1, 2, 2)])
     listener.heard([message(0, 5, 0)])
     assert told.loads == [(4, 3, 3), (4, 7, 2)]
+
+
+def test_a_rank_that_has_stopped_is_not_taken_for_as_busy_as_it_last_was() -> None:
+    told, now_s = Told(), [0.0]
+    listener = a_listener(told, [4], 2, clock=lambda: now_s[0])
+    listener.heard([message(0, 1, 1), message(1, 2, 2)])
+    for now_s[0] in (1.0, 2.0, 3.0, 4.0):
+        listener.heard([message(0, 1, 1)])
+    assert told.loads == [(4, 3, 3)] * 4
+    listener.heard([message(1, 0, 0)])
+    assert told.loads[-1] == (4, 1, 1)
 
 
 @pytest.mark.parametrize("frames", [[b"x"], [b"load", bytes(8), b"\xc1"], message(2, 1, 1), message(-1, 1, 1)])

@@ -76,13 +76,6 @@ def test_the_newest_answer_alone_counts() -> None:
     assert len(answers) == 0
 
 
-def test_a_failed_fetch_ends_the_belief_where_it_ended() -> None:
-    answers = an_answers()
-    answers.answered(CHAIN, [host("a", 8)], 0.0)
-    answers.missed(CHAIN, 9)
-    assert answers.held(CHAIN, 0.0).host_blocks.tolist() == [8, 0]
-
-
 def test_part_of_a_chunk_is_not_counted_and_a_stranger_is() -> None:
     answers = an_answers()
     answers.answered(CHAIN, [Holding("a", Tier.HOST, CHUNK + 17), Holding("x", Tier.HOST, CHUNK)], 0.0)

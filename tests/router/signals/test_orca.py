@@ -64,3 +64,14 @@ def test_the_header_is_found_among_others_by_its_name_in_any_case() -> None:
 def test_no_header_can_do_more_than_be_no_report(form: bytes, rest: bytes) -> None:
     report = load_of_header(form + rest)
     assert report is None or isinstance(report, Load)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e301", "-1"])
+def test_a_number_no_engine_could_mean_is_unknown_and_counted(number: str) -> None:
+    for header in (
+        f'JSON {{"named_metrics": {{"num_requests_waiting": {number}}}}}',
+        f"TEXT num_requests_waiting={number}",
+    ):
+        load = load_of_header(header.encode())
+        assert load is not None
+        assert (load.waiting, load.anomalies) == (None, 1)

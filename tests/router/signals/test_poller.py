@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from router.signals.fetch import Fetcher
 from router.signals.load import Load
-from router.signals.poller import LoadPoller, model_names
+from router.signals.poller import MAX_PAGE_BYTES, Listed, LoadPoller, models_in
 
 CARDS = {"data": [{"id": "m1", "parent": None}, {"id": "ad-1", "parent": "m1"}]}
 PAGE = 'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 5\n'
@@ -84,24 +86,32 @@ class Heard:
                 await self._changed.wait()
 
 
+def a_fetcher(base_url: str, max_page_bytes: int = MAX_PAGE_BYTES) -> Fetcher:
+    return Fetcher(base_url, {}, max_body_bytes=max_page_bytes)
+
+
 @asynccontextmanager
 async def a_poller(
-    heard: Heard, *, timeout_s: float = 2.0, period_s: float = 0.01, health_period_s: float = 0.0
+    heard: Heard,
+    *,
+    timeout_s: float = 2.0,
+    period_s: float = 0.01,
+    health_period_s: float = 0.0,
+    max_page_bytes: int = MAX_PAGE_BYTES,
 ) -> AsyncIterator[LoadPoller]:
-    async with aiohttp.ClientSession() as session:
-        poller = LoadPoller(
-            session,
-            on_load=heard.on_load,
-            on_up=heard.on_up,
-            on_down=heard.on_down,
-            period_s=period_s,
-            health_period_s=health_period_s,
-            timeout_s=timeout_s,
-        )
-        try:
-            yield poller
-        finally:
-            await poller.stop()
+    poller = LoadPoller(
+        partial(a_fetcher, max_page_bytes=max_page_bytes),
+        on_load=heard.on_load,
+        on_up=heard.on_up,
+        on_down=heard.on_down,
+        period_s=period_s,
+        health_period_s=health_period_s,
+        timeout_s=timeout_s,
+    )
+    try:
+        yield poller
+    finally:
+        await poller.stop()
 
 
 async def rounds(poller: LoadPoller, count: int) -> None:
@@ -412,16 +422,26 @@ async def test_a_huge_page_is_read_while_others_run() -> None:
     assert (reading.searches, turns > 15) == (1, True)
 
 
+async def test_a_page_that_is_too_long_is_cut_before_a_number_it_would_halve() -> None:
+    line = "vllm:num_requests_running 2\nvllm:num_requests_waiting 345\n"
+    engine, heard = Engine(), Heard()
+    engine.metrics = (200, line)
+    async with engine.serving() as url, a_poller(heard, max_page_bytes=len(line) - 2) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 1)
+    assert (heard.loads[0][1].running, heard.loads[0][1].waiting) == (2.0, None)
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"data": 5}', b'{"data": [null, {"id": 7}]}', b"\xff"])
 def test_a_broken_model_list_names_nothing(body: bytes) -> None:
-    assert model_names(body) == ((), {})
+    assert models_in(body) == Listed()
 
 
 async def test_parents_of_adapters_can_be_looked_up_when_a_replica_is_reported_up() -> None:
     seen: list[dict[str, str]] = []
-    async with Engine().serving() as url, aiohttp.ClientSession() as session:
+    async with Engine().serving() as url:
         poller = LoadPoller(
-            session,
+            a_fetcher,
             on_load=lambda *_: None,
             on_up=lambda row, models: seen.append(dict(poller.endpoints[url].parents)),
             on_down=lambda *_: None,
@@ -431,6 +451,11 @@ async def test_parents_of_adapters_can_be_looked_up_when_a_replica_is_reported_u
     assert seen == [{"ad-1": "m1"}]
 
 
+def test_a_model_list_tells_where_the_weights_of_adapters_come_from() -> None:
+    cards = [{"id": "m", "root": "/m"}, {"id": "a", "parent": "m", "root": "/a"}, {"id": "b", "parent": "m", "root": 5}]
+    assert models_in(json.dumps({"data": cards}).encode()) == Listed(("m", "a", "b"), {"a": "m", "b": "m"}, {"a": "/a"})
+
+
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
-        LoadPoller(None, on_load=print, on_up=print, on_down=print, period_s=0.0)  # type: ignore[arg-type]
+        LoadPoller(a_fetcher, on_load=print, on_up=print, on_down=print, period_s=0.0)

@@ -158,3 +158,63 @@ def test_a_page_is_read_in_slices_and_the_old_load_stands_until_the_last() -> No
     assert sum(1 for _ in steps) > 5
     assert reader.loads["0"].running == 2.0
     assert reader.is_sglang
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e301", "x", ""])
+def test_a_reader_that_knows_the_page_takes_no_rubbish_either(value: str) -> None:
+    page = "vllm:num_requests_running %s\nvllm:num_requests_waiting 2\nprocess_start_time_seconds %s\n"
+    page += 'vllm:engine_sleep_state{sleep_state="awake"} %s\n'
+    reader = PageReader()
+    reader.read(page % ("1", "5", "1"))
+    said = reader.read(page % (value, value, value))["0"]
+    assert said == loads_of(page % (value, value, value))["0"]
+    assert (said.running, said.waiting, said.anomalies) == (None, 2.0, 1)
+    if value not in ("-1", "1e301"):
+        assert (said.started_s, said.asleep) == (None, None)
+    assert reader.read(page % ("1", "5", "1"))["0"].started_s == 5.0
+
+
+def test_an_exemplar_after_a_value_is_not_the_value() -> None:
+    line = 'vllm:prefix_cache_queries_total{engine="0",note="a}b"} 7 # {trace_id="x"} 0.5 12\n'
+    assert loads_of(line)["0"].prefix_queries == 7.0
+
+
+@pytest.mark.parametrize("size", ["0", "0.5", "-16", "2.5"])
+def test_a_block_size_that_is_none_is_unknown(size: str) -> None:
+    load = load_of(f"sglang:page_size {size}\nsglang:num_pages {size}\nsglang:num_running_reqs 1\n")
+    assert (load.block_size, load.num_gpu_blocks, load.anomalies) == (None, None, 2)
+    labels = load_of(f'vllm:cache_config_info{{block_size="{size}",num_gpu_blocks="{size}"}} 1\n')
+    assert (labels.block_size, labels.num_gpu_blocks) == (None, None)
+
+
+NAME = "vllm:num_requests_running"
+
+
+@pytest.mark.parametrize(
+    "text", ["{" + 'a="b",' * 700_000, '{a="' + "\\" * 2_000_000, '{a="' + '"' * 4_000_000, "{" * 4_000_000]
+)
+def test_labels_that_never_close_say_nothing_and_cost_no_more_than_their_beginning(text: str) -> None:
+    assert load_of(f"{NAME}{text}\nvllm:num_requests_waiting 2\n") == Load(waiting=2.0)
+
+
+@pytest.mark.parametrize("inside", ["a" * 4000, "a" * 4000 + "=", 'a="' * 1331 + '"', 'a="\\""' * 600])
+def test_labels_without_sense_are_passed_over_once(inside: str) -> None:
+    """These lines would take a minute if each were searched from each of its characters."""
+    page = f"{NAME}{{{inside}}} 1\n" * 500
+    assert load_of(page).running == 1.0
+
+
+def test_labels_of_any_text_are_read_up_to_a_length_no_engine_needs() -> None:
+    def running(note: str) -> dict[str, Load]:
+        return loads_of(f'{NAME}{{engine="3",note="{note}"}} 7\n')
+
+    longest = 4096 - len('{engine="3",note=""}')
+    for note in ("a}b", '\\"', "\\\\", ',engine=\\"4\\"', "x" * longest):
+        assert running(note) == {"3": Load(running=7.0)}
+    assert running("x" * (longest + 1)) == {}
+
+
+def test_a_page_of_more_series_than_there_can_be_says_nothing_of_that_name() -> None:
+    page = "".join(f'vllm:num_requests_running{{engine="{at}"}} 1\n' for at in range(20_000))
+    load = load_of(page + "vllm:num_requests_waiting 2\n")
+    assert (load.running, load.waiting) == (None, 2.0)

@@ -9,7 +9,6 @@ import zmq
 import zmq.asyncio
 
 from router.directory import Directory
-from router.signals import shared
 from router.signals.sequence import State
 from router.signals.shared import SharedSubscriber
 from router.signals.stream import Stream
@@ -72,12 +71,35 @@ def test_what_nobody_can_read_or_own_is_counted() -> None:
     assert (socket.bad_frames, socket.unrouted, socket.streams) == (4, 2, {})
 
 
-def test_topics_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "MAX_STREAMS", 3)
+def test_a_replica_heard_under_another_topic_is_a_new_process_and_nothing_of_the_old_one_is_believed() -> None:
+    rows = Rows()
+    socket = a_subscriber(rows)
+    socket.heard(message(0, 1, stored_map(P[:32], 1)))
+    socket.heard(message(0, 0, stored_map(P, 1)))
+    socket.heard(message(0, 0, stored_map(Q, 1), topic=b"kv@a@m2"))
+    assert (rows.credit(P), rows.credit(Q)) == ([0, 2], [256, 0])
+    assert {key: stream.sequence.state for key, stream in socket.streams.items()} == {
+        ("kv@a@m1", 1): State.LIVE,
+        ("kv@a@m2", 0): State.LIVE,
+    }
+    assert [stream.counts.batches for stream in socket.streams.values()] == [1, 2]
+
+
+def test_two_publishers_of_one_replica_are_never_believed_together() -> None:
+    rows = Rows()
+    socket = a_subscriber(rows)
+    for seq in range(3):
+        socket.heard(message(seq, 0, stored_map(P, 1)))
+        socket.heard(message(seq, 0, stored_map(Q, 9001), topic=b"kv@a@m2"))
+        assert (rows.credit(P), rows.credit(Q)) == ([0, 0], [256, 0])
+    assert [stream.sequence.state for stream in socket.streams.values()] == [State.DEGRADED]
+
+
+def test_topics_without_end_do_not_fill_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     socket = a_subscriber(Rows())
-    for number in range(9):
+    for number in range(99):
         socket.heard(message(0, 0, topic=b"kv@%d@m" % number))
-    assert (len(socket.streams), socket.unrouted) == (3, 6)
+    assert (len(socket.streams), socket.replaced, len(caplog.records)) == (1, 98, 1)
 
 
 @asynccontextmanager

@@ -1,12 +1,29 @@
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.directory import Directory
 from router.signals.sequence import State, Verdict
 from router.signals.stream import Stream
 from router.signals.wire import Batch
-from tests.router.signals.events import CLEAR, P, batch, payload, stored, stored_map
+from tests.router.signals.events import (
+    BLOCK,
+    CLEAR,
+    MODEL,
+    UNREADABLE_REMOVALS,
+    P,
+    Q,
+    batch,
+    chain_of,
+    payload,
+    stored,
+    stored_map,
+    vector,
+)
 
 
 class Kept:
@@ -103,3 +120,60 @@ def test_a_source_that_was_never_heard_is_not_cleared_for_nothing() -> None:
     stream = Stream("a", lambda batch: None, lambda: cleared.append(1), first_seq=0, clock=lambda: 0.0)
     stream.heard(900, batch(stored(P[:16], 1)))
     assert (cleared, stream.sequence.state) == ([], State.DEGRADED)
+
+
+class Believing:
+    """A stream in front of a directory of one row."""
+
+    def __init__(self) -> None:
+        self.directory = Directory(BLOCK, 1)
+        self.directory.add_source(0, MODEL)
+        clear = partial(self.directory.clear, 0)
+        self.stream = Stream("a", partial(self.directory.put, 0, now_s=1.0), clear, first_seq=0, clock=lambda: 1.0)
+        self._next = 0
+
+    def hears(self, *events: object) -> None:
+        self.stream.heard(self._next, self.stream.decoded(payload(*events, ts_s=float(self._next + 1))))
+        self._next += 1
+
+    def credit(self, tokens: list[int]) -> int:
+        return int(self.directory.match(chain_of(tokens)).hbm_blocks[0])
+
+    @property
+    def state(self) -> State:
+        return self.stream.sequence.state
+
+
+@pytest.mark.parametrize("event", UNREADABLE_REMOVALS, ids=str)
+def test_after_a_removal_that_cannot_be_read_nothing_from_before_it_is_believed(event: object) -> None:
+    kept = Believing()
+    kept.hears(stored_map(P, 1))
+    kept.hears(stored_map(Q[:32], 9001), event, stored_map(Q[32:64], 9101))
+    assert (kept.credit(P), kept.credit(Q[:32]), kept.credit(Q[32:64]), kept.state) == (0, 0, 2, State.DEGRADED)
+    assert kept.stream.counts.unread_removals == 1
+    kept.hears({"type": "AllBlocksCleared"}, stored_map(P, 1))
+    assert (kept.credit(P), kept.state) == (256, State.LIVE)
+
+
+def test_a_clear_before_an_unreadable_removal_does_not_make_the_view_whole() -> None:
+    kept = Believing()
+    kept.hears(["AllBlocksCleared"], stored_map(P, 1), ["BlockRemoved", ["?"], "GPU"])
+    assert (kept.credit(P), kept.state) == (0, State.DEGRADED)
+
+
+@pytest.mark.parametrize("medium", ["CXL", "tape", "x" * 65])
+def test_a_removal_from_a_medium_nobody_knows_costs_nothing(medium: str) -> None:
+    kept = Believing()
+    kept.hears(stored_map(P, 1))
+    kept.hears(["BlockRemoved", [1], medium], {"type": "BlockRemoved", "block_hashes": [2], "medium": medium})
+    kept.hears({"type": "BlockRemoved", "block_hashes": [3], "medium": medium, "group_idx": 0})
+    counts = kept.stream.counts
+    assert (kept.credit(P), kept.state, counts.unread_removals, counts.unknown_events) == (256, State.LIVE, 0, 3)
+    kept.hears(["BlockRemoved", [1], "GPU"])
+    assert kept.credit(P) == 0
+
+
+def test_token_pairs_are_counted_where_an_operator_sees_them() -> None:
+    kept = Believing()
+    assert kept.stream.decoded(vector("kv_events_sglang_0.5.23_map_bigram")) is not None
+    assert kept.stream.counts.pair_events == 1

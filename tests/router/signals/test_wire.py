@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimators.tiers import Tier
-from router.signals.wire import BadFrame, Batch, Cleared, Event, Removed, Stored, decode, frame
-from tests.router.signals.events import GENERATIONS, VECTORS, payload, stored_map, vector
+from router.signals.wire import BadFrame, Batch, Cleared, Event, Removed, Stored, Unread, decode, frame
+from tests.router.signals.events import GENERATIONS, UNREADABLE_REMOVALS, VECTORS, P, payload, stored_map, vector
 
 TOKENS_16 = array("I", range(1, 17))
 
@@ -145,7 +145,14 @@ def test_removals_that_follow_one_another_are_one_only_where_they_say_the_same()
     )
     removed = [(event.hashes, event.tier, event.group) for event in batch.events if isinstance(event, Removed)]
     hbm, host = Tier.HBM, Tier.HOST
-    assert removed == [([1, 2, 3], hbm, 0), ([4], host, 0), ([5], host, 1), ([6], host, 1), ([7, 8], hbm, 0)]
+    assert removed == [
+        ([1, 2, 3], hbm, 0),
+        ([4], host, 0),
+        ([5], host, 1),
+        ([6], host, 1),
+        ([7], hbm, 0),
+        ([8], hbm, 0),
+    ]
     assert (batch.read, batch.bad) == (8, 1)
 
 
@@ -196,8 +203,37 @@ def test_media_map_to_tiers_whatever_their_case(medium: str | None, tier: Tier) 
 
 
 def test_an_unknown_medium_is_counted_not_guessed() -> None:
-    batch = decode(payload(["BlockRemoved", [1], "TAPE"], ["BlockRemoved", [2], "GPU"]))
-    assert (batch.unknown, len(batch.events)) == (1, 1)
+    batch = decode(payload(["BlockRemoved", [1], "tape"], ["BlockRemoved", [2], "GPU"]))
+    assert (batch.unknown, batch.bad, batch.events) == (1, 0, [Removed([2], Tier.HBM)])
+    batch = decode(payload(stored_map(P[:16], 1, medium="tape")))
+    assert (batch.unknown, batch.bad, batch.events) == (1, 0, [])
+
+
+@pytest.mark.parametrize("event", UNREADABLE_REMOVALS, ids=str)
+def test_a_removal_that_cannot_be_read_stands_in_its_place_as_a_clear(event: object) -> None:
+    batch = decode(payload(["BlockRemoved", [1], "GPU"], event, ["BlockRemoved", [2], "GPU"]))
+    assert batch.events == [Removed([1], Tier.HBM), Unread(), Removed([2], Tier.HBM)]
+
+
+def test_rubbish_without_end_is_one_unread_removal_until_something_is_said_again() -> None:
+    rubbish = [None, [], 17, ["BlockRemoved", 5]] * 1000
+    batch = decode(payload(*rubbish, ["BlockRemoved", [1], "GPU"], *rubbish))
+    assert batch.events == [Unread(), Removed([1], Tier.HBM), Unread()]
+    assert (batch.bad, batch.read) == (8000, 1)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ["BlockPinned", [1]],
+        {"type": "BlockPinned"},
+        {"event_type": "moved"},
+        {**stored_map(P[:16], 1), "parent_block_hash": "x"},
+    ],
+    ids=str,
+)
+def test_what_takes_nothing_away_costs_nothing(event: object) -> None:
+    assert decode(payload(event)).events == []
 
 
 @pytest.mark.parametrize(
@@ -262,7 +298,9 @@ TAGS = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "Othe
 def test_every_well_packed_event_is_kept_or_counted(events: list[Any], ts: Any) -> None:
     batch = decode(msgspec.msgpack.encode([ts, events, ts]))
     assert batch.read + batch.bad + batch.unknown == len(events)
-    assert len(batch.events) <= batch.read
+    unread = sum(isinstance(event, Unread) for event in batch.events)
+    assert len(batch.events) <= batch.read + unread
+    assert unread <= batch.bad + batch.unknown
 
 
 def test_number_and_payload_are_the_last_two_frames() -> None:

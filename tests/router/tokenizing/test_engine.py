@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,8 +16,9 @@ import pytest
 from aiohttp import web
 
 from router.identity import chain
+from router.tokenizing import engine as engine_module
 from router.tokenizing.asked import Asked, Form, NoTokens, Tokenised, Unread, Wanted
-from router.tokenizing.engine import EngineTokens, Way
+from router.tokenizing.engine import LONGEST_TRIAL_BYTES, EngineTokens, Way
 from router.tokenizing.messages import Engine
 from router.tokenizing.worker import Load
 from router.tokenizing.workers import LARGE_BYTES, Workers
@@ -221,7 +223,8 @@ async def test_clients_without_a_key_do_not_cut_off_those_with_one() -> None:
 @pytest.mark.parametrize(
     ("answering", "reason"),
     [
-        (says({"error": "x"}, 500), Unread.UNAVAILABLE),
+        (says({"error": "x"}, 500), Unread.FAILED),
+        (says({"error": "x"}, 503), Unread.UNAVAILABLE),
         (says({"detail": "Not Found"}, 404), Unread.UNAVAILABLE),
         (says({"tokens": None}), Unread.UNAVAILABLE),
         (says({"tokens": ["a"]}), Unread.UNAVAILABLE),
@@ -240,7 +243,7 @@ async def test_a_service_that_fails_is_left_alone_named_once_and_used_again_when
 ) -> None:
     caplog.set_level(logging.INFO, "router.tokenizing.engine")
     clock = Clock()
-    async with a_service(says({}, 500)) as (service, url), asking(url, clock=clock) as engine:
+    async with a_service(says({}, 503)) as (service, url), asking(url, clock=clock) as engine:
         reasons = [await why(engine) for _ in range(100)]
         assert set(reasons) == {Unread.UNAVAILABLE}
         assert len(service.asked) == 3
@@ -264,6 +267,95 @@ async def test_a_service_that_hangs_costs_three_requests_their_time_and_the_othe
         reasons = [await why(engine) for _ in range(20)]
     assert reasons == [Unread.LATE] * 3 + [Unread.UNAVAILABLE] * 17
     assert len(service.asked) <= 3
+
+
+ODD, SLOW = "odd", "slow"  # prompts of a client that means ill, or is just unlucky
+LONG = Wanted(root=7, block_tokens=4, size_bytes=LONGEST_TRIAL_BYTES + 1)
+
+
+async def some_fail(request: web.Request) -> web.StreamResponse:
+    """Fails at one prompt, never answers another, and tokenises the rest."""
+    prompt = (await request.json()).get("prompt")
+    if prompt == SLOW:
+        await asyncio.Event().wait()
+    return await (says({"error": "x"}, 500) if prompt == ODD else TOKENS)(request)
+
+
+async def test_a_prompt_the_engine_fails_at_costs_nobody_else_the_tokenizer() -> None:
+    async with a_service(some_fail) as (_, url), asking(url) as engine:
+        assert [await why(engine, text(ODD)) for _ in range(10)] == [Unread.FAILED] * 10
+        assert engine.up
+        assert (await engine.tokens_of(text("x"), b"{}", WANTED)).tokens == 40
+
+
+async def test_a_long_prompt_that_is_late_costs_nobody_else_the_tokenizer() -> None:
+    async with a_service(some_fail) as (_, url), asking(url, timeout_s=0.01) as engine:
+        assert [await why(engine, text(SLOW), LONG) for _ in range(5)] == [Unread.LATE] * 5
+        assert engine.up
+
+
+async def test_late_prompts_cost_nobody_else_the_tokenizer_while_it_answers_them() -> None:
+    async with a_service(some_fail) as (_, url), asking(url, timeout_s=0.2) as engine:
+        late = [asyncio.ensure_future(why(engine, text(SLOW))) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert (await engine.tokens_of(text("x"), b"{}", WANTED)).tokens == 40
+        assert await asyncio.gather(*late) == [Unread.LATE] * 5
+        assert engine.up
+
+
+async def test_a_long_prompt_is_never_the_trial_others_wait_for() -> None:
+    clock = Clock()
+    async with a_service(says({}, 503)) as (service, url), asking(url, clock=clock) as engine:
+        assert [await why(engine) for _ in range(3)] == [Unread.UNAVAILABLE] * 3
+        service.answering = some_fail
+        clock.now_s = 60.0
+        assert await why(engine, text(SLOW), LONG) is Unread.UNAVAILABLE
+        assert len(service.asked) == 3
+        assert (await engine.tokens_of(text("x"), b"{}", WANTED)).tokens == 40
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        chat(chat_template_kwargs={"a": "\ud83d"}),
+        Asked(Form.TEXT, "base", "\ud83d", prompt=b'"x"'),
+        Asked(Form.MESSAGES, "base", "alias", messages=rb'[{"role":"user","content":"\ud83d"}]', system=b'"s"'),
+        Asked(Form.TEXT, "base", "alias", prompt=b'["x",5]'),
+        Asked(Form.TEXT, "base", "alias", prompt=b'{"x":"y"}'),
+        Asked(Form.TEXT, "base", "alias", prompt=b"[]"),
+    ],
+)
+async def test_what_cannot_be_asked_about_is_a_form_and_asks_nobody(asked: Asked) -> None:
+    async with a_service(TOKENS) as (service, url), asking(url) as engine:
+        assert await why(engine, asked) is Unread.FORM
+        assert (service.asked, engine.up, engine.waiting) == ([], True, 0)
+
+
+async def test_a_text_is_asked_about_as_the_client_wrote_it() -> None:
+    """Not decoded and written anew: half a surrogate pair is the engine's to judge, and a long text takes no time."""
+    seen: list[bytes] = []
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        seen.append(await request.read())
+        return await TOKENS(request)
+
+    async with a_service(note) as (_, url), asking(url) as engine:
+        await engine.tokens_of(Asked(Form.TEXT, "base", "", prompt=rb'"\ud83d \/ \u0041"'), b"{}", WANTED)
+    assert seen == [rb'{"prompt":"\ud83d \/ \u0041"}']
+
+
+async def test_an_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def goes_on(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"1," * 4096)
+        return response
+
+    monkeypatch.setattr(engine_module, "LONGEST_ANSWER_BYTES", 1 << 20)
+    async with a_service(goes_on) as (_, url), asking(url) as engine:
+        assert await why(engine) is Unread.UNAVAILABLE
 
 
 @pytest.mark.parametrize("url", [None, "http://127.0.0.1:1", "http://no-such-host.invalid:1"])

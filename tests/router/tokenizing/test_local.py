@@ -76,6 +76,61 @@ def test_a_message_that_goes_on_has_no_end(tmp_path: Path, engine: Engine) -> No
     assert written.endswith("<|im_start|>assistant\nOnce upon")
 
 
+@pytest.mark.parametrize(
+    ("last", "kept"),
+    [("Once ", "Once "), (" Once", "Once"), (" Once ", "Once"), ("Once\n\n", "Once\n\n"), ("a user", "a user")],
+)
+def test_a_message_that_goes_on_keeps_the_spaces_transformers_leaves_it(tmp_path: Path, last: str, kept: str) -> None:
+    """Space behind it stays, unless there is space before it too: then the library cuts both."""
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    written = local(tmp_path).rendered(chat([*HI, {"role": "assistant", "content": last}], **options))
+    before = "" if last == last.lstrip() else " "
+    assert written.endswith("<|im_start|>assistant\n" + before + kept)
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ messages[-1].content | upper }}"])
+@pytest.mark.parametrize("last", ["Once upon", "", "  "])
+def test_a_message_that_goes_on_but_is_not_in_the_text_has_no_tokens(tmp_path: Path, template: str, last: str) -> None:
+    going_on = [*HI, {"role": "assistant", "content": last}]
+    with pytest.raises(NoTokens) as caught:
+        local(tmp_path, template=template).rendered(chat(going_on, continue_final_message=True))
+    assert caught.value.why is Unread.TEMPLATE
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bos"])
+@pytest.mark.parametrize(
+    ("settings", "before", "after"),
+    [
+        ({"tokenizer_class": "LlamaTokenizerFast"}, True, False),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": True}, True, True),
+        ({"tokenizer_class": "GemmaTokenizerFast", "add_bos_token": False}, False, False),
+        ({"tokenizer_class": "LlamaTokenizer", "bos_token": "<nowhere>"}, None, False),
+        ({"tokenizer_class": "LlamaTokenizer", "bos_token": None}, None, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True}, None, False),
+        ({"add_bos_token": False, "tokenizer_class": None}, None, False),
+    ],
+)
+def test_classes_that_add_a_beginning_by_settings_do_so_whatever_the_file_says(
+    tmp_path: Path, kind: str, settings: dict[str, Any], before: bool | None, after: bool
+) -> None:
+    """`before` None: the settings do not count, and the file adds its own beginning where it has one."""
+    made = local(tmp_path, kind, **settings)
+    number = a_tokenizer().token_to_id
+    begins = before if before is not None else kind == "bos"
+    expected = [number("<s>")] * begins + plain(kind, "the quick", special=False) + [number("<|im_end|>")] * after
+    assert made.prompts_of(text("the quick"))[0].tolist() == expected
+    assert made.prompts_of(text("the quick", add_special_tokens=False))[0].tolist() == plain(
+        kind, "the quick", special=False
+    )
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bos", "spaces"])
+def test_a_template_that_writes_the_beginning_gets_no_second_one(tmp_path: Path, kind: str) -> None:
+    made = local(tmp_path, kind, template="{{ bos_token }}" + CHATML, tokenizer_class="LlamaTokenizerFast")
+    ids = made.prompts_of(chat(HI))[0].tolist()
+    assert (ids[0], ids.count(ids[0])) == (a_tokenizer(kind).token_to_id("<s>"), 1)
+
+
 def test_a_template_beside_the_tokenizer_counts_before_the_one_in_its_settings(tmp_path: Path) -> None:
     folder = a_directory(tmp_path, template="in settings")
     (folder / "chat_template.jinja").write_text("in a file")

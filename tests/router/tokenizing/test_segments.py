@@ -141,3 +141,22 @@ def test_without_room_nothing_is_kept_and_the_tokens_are_the_same() -> None:
     assert none.reused_tokens == 0
     with pytest.raises(ValueError, match="limit_bytes"):
         Pieces(encoder(TOKENIZERS["bytes"]), SPECIAL, limit_bytes=-1)
+
+
+def test_a_piece_that_does_not_fit_drives_no_other_out() -> None:
+    pieces = Pieces(lambda texts: [[ord(letter) for letter in text] for text in texts], ["|"], limit_bytes=2000)
+    pieces.tokens_of("|a|b")
+    kept = pieces.kept_bytes
+    assert list(pieces.tokens_of("|" + "c" * 1000)) == [ord("|"), *[ord("c")] * 1000]
+    assert pieces.kept_bytes == kept
+    encoded = pieces.encoded_tokens
+    pieces.tokens_of("|a|b")
+    assert pieces.encoded_tokens == encoded
+
+
+@given(st.lists(st.text("ab|", max_size=300), max_size=20), st.integers(0, 3000))
+def test_kept_pieces_never_take_more_than_they_may(texts: list[str], limit_bytes: int) -> None:
+    pieces = Pieces(lambda texts: [[ord(letter) for letter in text] for text in texts], ["|"], limit_bytes=limit_bytes)
+    for text in texts:
+        assert list(pieces.tokens_of(text)) == [ord(letter) for letter in text]
+        assert pieces.kept_bytes <= limit_bytes

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from router.tokenizing.asked import NoTokens, Unread
-from router.tokenizing.template import ChatTemplate
+from router.tokenizing.template import ChatTemplate, TakesTooLong
 from tests.router.tokenizing.small import CHATML
 
 HI = [{"role": "user", "content": "hi"}]
@@ -61,6 +63,18 @@ def test_the_date_is_that_of_the_clock_it_was_given() -> None:
 def test_a_template_that_refuses_or_misbehaves_gives_no_tokens(source: str) -> None:
     with pytest.raises(NoTokens) as caught:
         rendered(source)
+    assert caught.value.why is Unread.TEMPLATE
+
+
+def test_a_rendering_whose_time_is_up_gives_no_tokens() -> None:
+    @contextmanager
+    def limited() -> Iterator[None]:
+        yield
+        raise TakesTooLong
+
+    template = ChatTemplate({"default": "said"}, {}, limited=limited)
+    with pytest.raises(NoTokens, match="does not come to an end") as caught:
+        template.render(HI, None)
     assert caught.value.why is Unread.TEMPLATE
 
 

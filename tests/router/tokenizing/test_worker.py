@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from array import array
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from router.identity import chain
+from router.tokenizing import worker
 from router.tokenizing.asked import Asked, Form, Unread, Wanted
 from router.tokenizing.worker import Answer, Desk, Job, Load, Measure, ReadIds, Tokenise, framed, serve
 from tests.router.tokenizing.small import a_directory, a_tokenizer
@@ -40,7 +42,7 @@ def test_the_tokens_themselves_come_only_when_they_are_wanted(tmp_path: Path) ->
     wanted = msgspec.structs.replace(WANTED, ids=True)
     answer = a_desk(tmp_path).do(Tokenise(text("the quick"), wanted))
     assert answer.ids is not None
-    assert array("I", answer.ids).tolist() == a_tokenizer().encode("the quick").ids
+    assert json.loads(answer.ids) == a_tokenizer().encode("the quick").ids
 
 
 def test_each_model_has_its_own_tokenizer_or_none(tmp_path: Path) -> None:
@@ -72,6 +74,51 @@ def test_characters_are_counted_without_media() -> None:
 def test_odd_prompts_give_an_answer_like_any_other(tmp_path: Path, prompt: bytes) -> None:
     answer = a_desk(tmp_path).do(Tokenise(Asked(Form.TEXT, "m", "m", prompt=prompt), WANTED))
     assert answer.why is Unread.FORM
+
+
+ENDLESS = "{% for a in range(9999) %}{% for b in range(9999) %}{{ messages[0].content }}{% endfor %}{% endfor %}"
+
+
+def chat(content: str) -> Asked:
+    return Asked(Form.CHAT, "m", "m", messages=json.dumps([{"role": "user", "content": content}]).encode())
+
+
+def test_a_template_that_does_not_end_is_ended_and_the_next_prompt_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "RENDER_S", 0.05)
+    before = signal.getsignal(signal.SIGVTALRM)
+    desk, directory = (
+        Desk(),
+        a_directory(tmp_path, template="{% if messages[0].content == 'x' %}" + ENDLESS + "{% endif %}"),
+    )
+    assert desk.do(Load(directories={"": str(directory)})).why is None
+    answer = desk.do(Tokenise(chat("x"), WANTED))
+    assert (answer.why, answer.detail) == (Unread.TEMPLATE, "it does not come to an end")
+    assert desk.do(Tokenise(text("the quick"), WANTED)).tokens > 0
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_a_template_that_never_ends_is_found_out_when_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "RENDER_S", 0.05)
+    desk = Desk()
+    assert desk.do(Load(directories={"": str(a_directory(tmp_path, template=ENDLESS))})).why is None
+    assert desk.do(Tokenise(chat("x"), WANTED)).why is Unread.TEMPLATE
+
+
+@pytest.mark.parametrize("role", ["\ud83d", "x" * 100_000, "\0"])
+def test_what_a_template_says_of_a_prompt_can_be_sent_whatever_is_in_it(tmp_path: Path, role: str) -> None:
+    template = "{{ raise_exception('no role ' + messages[0].role) }}"
+    desk = Desk()
+    assert desk.do(Load(directories={"": str(a_directory(tmp_path, template=template))})).why is None
+    messages = json.dumps([{"role": role, "content": "x"}]).encode()
+    answer = desk.do(Tokenise(Asked(Form.CHAT, "m", "m", messages=messages), WANTED))
+    assert answer.why is Unread.TEMPLATE
+    assert answer.detail.startswith("no role")
+    assert len(framed(answer)) < 10_000
 
 
 def test_a_directory_that_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:

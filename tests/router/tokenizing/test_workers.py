@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from router.errors import ConfigError
+from router.tokenizing import workers as workers_module
 from router.tokenizing.asked import Asked, Form, NoTokens, Tokenised, Unread, Wanted, tokenised
-from router.tokenizing.worker import Load, Measure, ReadIds
+from router.tokenizing.worker import Load, Measure, ReadIds, Tokenise
 from router.tokenizing.workers import REST_S, BadIds, Worker, Workers
 from tests.router.tokenizing.small import a_directory, a_tokenizer
 
@@ -107,6 +110,93 @@ async def test_a_job_whose_client_left_costs_nothing_and_does_not_shift_the_answ
         jobs[0].cancel()
         jobs[1].cancel()
         assert (await jobs[2]).tokens == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(Form.CHAT, "m", "m", messages=b"[]", options={"chat_template_kwargs": {"a": 10**30}}),
+        Asked(Form.CHAT, "m", "m", messages=b"[]", options={"chat_template_kwargs": {"\ud83d": "\ud83d"}}),
+        Asked(Form.TEXT, "m", "\ud83d", prompt=b'"x"'),
+    ],
+    ids=["a number of a hundred bits", "half a pair", "half a pair for a name"],
+)
+async def test_a_prompt_that_cannot_be_handed_on_costs_only_itself(asked: Asked) -> None:
+    async with one() as worker:
+        with pytest.raises(NoTokens) as caught:
+            await worker.do(Tokenise(asked, WANTED), PATIENCE_S)
+        assert caught.value.why is Unread.FORM
+        assert (await worker.do(ReadIds(b"[1,2]", WANTED), PATIENCE_S)).tokens == 2
+        assert worker.lost == 0
+
+
+async def test_clients_that_left_give_up_their_places() -> None:
+    async with one(most_waiting=2) as worker:
+        for _ in range(5):
+            jobs = [asyncio.ensure_future(worker.do(ReadIds(b"[1]", WANTED), PATIENCE_S)) for _ in range(2)]
+            await asyncio.sleep(0)
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            assert worker.waiting == 0
+        assert (await worker.do(ReadIds(b"[1,2]", WANTED), PATIENCE_S)).tokens == 2
+
+
+@asynccontextmanager
+async def a_hung_process(worker: Worker) -> AsyncIterator[asyncio.Task[object]]:
+    """The process stands still in the middle of a job with a limit of 10 s."""
+    assert (await worker.do(ReadIds(b"[1]", WANTED), PATIENCE_S)).tokens == 1
+    os.kill(pid_of(worker), signal.SIGSTOP)
+    job = asyncio.ensure_future(worker.do(ReadIds(b"[1,2,3]", WANTED), 10.0))
+    while worker.waiting or worker._overdue_s == float("inf"):  # noqa: ASYNC110  its beginning is no event
+        await asyncio.sleep(0)
+    yield job
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+
+
+async def test_nobody_waits_behind_a_job_that_overruns_its_limit() -> None:
+    clock = Clock()
+    async with one(clock=clock) as worker, a_hung_process(worker) as job:
+        clock.now_s = 10.1
+        for _ in range(20):
+            with pytest.raises(NoTokens) as caught:
+                await worker.do(ReadIds(b"[1]", WANTED), PATIENCE_S)
+            assert caught.value.why is Unread.LATE
+        assert worker.waiting == 0
+        os.kill(pid_of(worker), signal.SIGCONT)
+        await job
+        assert (await worker.do(ReadIds(b"[1,2]", WANTED), PATIENCE_S)).tokens == 2
+        assert worker.lost == 0
+
+
+async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "STUCK_S", 0.05)
+    monkeypatch.setattr(workers_module, "STUCK_TIMES", 0)
+    clock = Clock()
+    async with one(clock=clock) as worker, a_hung_process(worker) as job:
+        lost = pid_of(worker)
+        with pytest.raises(NoTokens) as caught:
+            await job
+        assert (caught.value.why, worker.lost) == (Unread.WORKER_LOST, 1)
+        monkeypatch.setattr(workers_module, "STUCK_S", PATIENCE_S)
+        clock.now_s = REST_S
+        assert (await worker.do(ReadIds(b"[1,2]", WANTED), PATIENCE_S)).tokens == 2
+        assert pid_of(worker) != lost
+
+
+async def test_an_answer_nobody_can_read_loses_the_process_and_no_more() -> None:
+    clock = Clock()
+    async with one(clock=clock) as worker:
+        assert (await worker.do(ReadIds(b"[1]", WANTED), PATIENCE_S)).tokens == 1
+        assert worker._process is not None
+        assert worker._process.stdout is not None
+        worker._process.stdout.feed_data(b"\4\0\0\0rubb")
+        with pytest.raises(NoTokens) as caught:
+            await worker.do(ReadIds(b"[1]", WANTED), PATIENCE_S)
+        assert (caught.value.why, worker.lost) == (Unread.WORKER_LOST, 1)
+        clock.now_s = REST_S
+        assert (await worker.do(ReadIds(b"[1,2]", WANTED), PATIENCE_S)).tokens == 2
 
 
 async def test_a_lost_process_costs_what_waited_for_it_and_is_replaced_after_a_rest() -> None:

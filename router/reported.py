@@ -1,0 +1,119 @@
+"""What replicas tell about themselves, handed to whom it concerns: load, restarts, models, coming and going."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import aiohttp
+
+from router.assemble import Core
+from router.fleet import Fleet, ReplicaSpec
+from router.http.contract import Clock
+from router.learning import PrefixCounters
+from router.prompts.production import Prompts
+from router.signals.fetch import body_of
+from router.signals.load import Load
+from router.signals.meaning import sizes_fit
+from router.signals.poller import MAX_PAGE_BYTES
+from router.signals.prometheus_text import load_of
+from router.sources import EventSources
+
+log = logging.getLogger(__name__)
+
+
+class Reported:
+    """Called by the poller and the load board, for rows of the fleet."""
+
+    def __init__(self, fleet: Fleet, core: Core, sources: EventSources, prompts: Prompts, clock: Clock) -> None:
+        self._fleet = fleet
+        self._core = core
+        self._sources = sources
+        self._prompts = prompts
+        self._clock = clock
+        self._warned_sizes: set[int] = set()
+        # Unix time each replica's process says it started, and when one that said so was last asked, by row
+        self._processes: dict[int, tuple[float, float]] = {}
+
+    def load(self, row: int, load: Load, sent_s: float, received_s: float) -> None:
+        """A replica told its load, in an answer to what was asked at sent_s."""
+        dispatcher, block_tokens = self._core.dispatcher, self._core.prompts.block_tokens
+        capacity_tokens = load.max_tokens or (load.num_gpu_blocks or 0) * (load.block_size or 0)
+        if capacity_tokens:
+            dispatcher.capacity_reported(row, float(capacity_tokens))
+        if capacity_tokens >= block_tokens:
+            self._sources.capacity_reported(row, int(capacity_tokens) // block_tokens)
+        counters = None
+        if load.prefix_queries is not None and load.prefix_hits is not None:
+            counters = PrefixCounters(load.prefix_queries, load.prefix_hits)
+        dispatcher.load_reported(
+            row,
+            running=load.running,
+            waiting=load.waiting,
+            sent_s=sent_s,
+            now_s=received_s,
+            kv_used_share=load.kv_usage,
+            prefix=counters,
+        )
+        self._notice_restart(row, load, sent_s)
+        fits = load.block_size is None or sizes_fit(block_tokens, load.block_size)
+        if not fits and row not in self._warned_sizes:
+            self._warned_sizes.add(row)
+            log.warning(
+                "%s has blocks of %s tokens, the router expects %d: its cache cannot be matched; set block_tokens in a"
+                " fleet file, or start the router after the replicas",
+                *(self._fleet.replicas[row].name, load.block_size, block_tokens),
+            )
+
+    def up(self, row: int, models: tuple[str, ...], parents: Mapping[str, str], roots: Mapping[str, str]) -> None:
+        """A replica answers and serves `models`. parents : adapter -> its base model; roots : adapter -> its weights"""
+        replica = self._fleet.replicas[row]
+        for adapter in self._core.names.listed(row, models, parents, roots):
+            log.info("%s unloaded the adapter %s, or loaded it anew", replica.name, adapter)
+            self._core.directory.drop_adapter(row, adapter)
+        self._core.dispatcher.replica_up(row, frozenset(models), self._clock())
+        base, _ = self._core.names.resolve(models[0] if models else "")
+        self._sources.replica_up(row, base)
+        self._prompts.replica_up(replica.name, replica.url or "", model=base, name=models[0] if models else "")
+        log.info("%s is up and serves %s", replica.name, ", ".join(models) or "what it does not say")
+        if not models:
+            log.warning("%s named no models (does it want a key? api_key_env): no prompt is matched", replica.name)
+
+    def down(self, row: int, reason: str) -> None:
+        """A replica does not answer any more."""
+        self._core.dispatcher.replica_down(row)
+        if self._sources.is_guessed(row):  # nobody will announce what it lost
+            self._core.directory.clear(row)
+        log.warning("%s is down: %s", self._fleet.replicas[row].name, reason)
+
+    def _notice_restart(self, row: int, load: Load, asked_s: float) -> None:
+        """A process that started anew, or sleeps, holds nothing, whether or not its event stream said so."""
+        if load.asleep:
+            self._core.directory.clear(row)
+        if load.started_s is None:
+            return
+        started_s, alive_s = self._processes.get(row, (load.started_s, asked_s))
+        self._processes[row] = load.started_s, asked_s
+        if started_s != load.started_s:
+            log.warning("%s was restarted: what it held is forgotten", self._fleet.replicas[row].name)
+            self._sources.restarted(row, since_s=alive_s)
+            self._core.dispatcher.learning.restarted(row)
+
+
+async def reported_block_tokens(session: aiohttp.ClientSession, fleet: Fleet, timeout_s: float) -> int | None:
+    """Block size the replicas report, when the fleet file does not say: the first answer wins, None without any."""
+    if fleet.block_tokens is not None:
+        return None
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def ask(replica: ReplicaSpec) -> int | None:
+        try:
+            async with session.get(f"{replica.url}/metrics", timeout=timeout) as response:
+                page = await body_of(response, MAX_PAGE_BYTES)
+                return load_of(page.decode("utf-8", errors="replace")).block_size
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
+
+    sizes = await asyncio.gather(*(ask(replica) for replica in fleet.replicas))
+    return next((size for size in sizes if size is not None), None)
