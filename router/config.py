@@ -32,7 +32,6 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     period_s: Seconds = 0.5  # shorter sees foreign load sooner, at one small request per replica and period
     timeout_s: Seconds = 2.0
-    misses_to_down: Count = 3  # one missed poll proves nothing
     # have vLLM tell its load in the heads of whole (not streamed) answers too; one more header for replica and client
     from_answers: bool = False
 

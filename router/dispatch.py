@@ -10,7 +10,7 @@ their `Hold`, and come after the actions for the request the call is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 
@@ -252,12 +252,12 @@ class Dispatcher:
         """Bytes of an answer came from `row`: a probe that is late means nothing then."""
         self._standing[row].health.heard(now_s)
 
-    def identified(self, row: int, identity: Hashable) -> bool:
+    def identified(self, row: int, facts: Mapping[str, Hashable], now_s: float) -> bool:
         """Whether another backend than before answers as `row`; what was learned of the old one is forgotten then.
 
-        identity : whatever tells backends apart, for example models, version and start of the process
+        facts : whatever tells backends apart and is known now, for example models or the start of the process
         """
-        changed = self._standing[row].health.identified(identity)
+        changed = self._standing[row].health.identified(facts, now_s)
         if changed:
             self.learning.restarted(row)
         return changed

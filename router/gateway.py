@@ -144,10 +144,18 @@ class Gateway:
             self._fleet, self._core.directory, self._session, self._clock, on_pushed_load=self._board.pushed
         )
         self._closers.append(self._sources.stop)
-        self._reported = Reported(self._fleet, self._core, self._sources, self._prompts, self._clock)
+        self._reported = Reported(
+            self._fleet,
+            self._core,
+            self._sources,
+            self._prompts,
+            self._clock,
+            spoke=lambda row: self._traffic.spoke(row),
+            look=lambda: self._traffic.look(),
+        )
         self._sources.follow_store()
-        self._start_poller()
         self._make_traffic_port()
+        self._start_poller()
         await self._start_admin()
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
 
@@ -219,10 +227,9 @@ class Gateway:
             partial(self._outbound.fetcher, max_body_bytes=MAX_PAGE_BYTES),
             on_load=self._board.polled,
             on_up=self._on_up,
-            on_down=self._reported.down,
+            on_probe=self._reported.probed,
             period_s=load.period_s,
             timeout_s=load.timeout_s,
-            misses_to_down=load.misses_to_down,
             clock=self._clock,
         )
         for row, replica in enumerate(self._fleet.replicas):
