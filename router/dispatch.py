@@ -48,6 +48,7 @@ class Dispatcher:
     policy : decides where a generation runs; by_load : where everything else goes
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
+    retries : the budget of second attempts, to be looked at
     every_candidate : receipts name all that was possible, else only what was chosen
     placing : how placements are made
     """
@@ -100,7 +101,7 @@ class Dispatcher:
         )
         health = health or HealthConfig()
         self._standing = [Standing(Health(health)) for _ in range(view.rows)]
-        self._retries = RetryBudget(retries or RetryConfig())
+        self.retries = RetryBudget(retries or RetryConfig())
         self._admission = Admission(
             admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
         )
@@ -134,7 +135,7 @@ class Dispatcher:
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
-        self._retries.request(now_s)
+        self.retries.request(now_s)
         self._placer.noticed(request, now_s)
         return [*self._entrance.enter(request, receipt, frozenset(), arrived_at_s=now_s, now_s=now_s), *others]
 
@@ -342,7 +343,7 @@ class Dispatcher:
             return "no other replica could take the request"
         if cause is Cause.ELSEWHERE:  # asking around is no retry
             return ""
-        return "" if self._retries.take(now_s) else "the budget for second attempts is spent"
+        return "" if self.retries.take(now_s) else "the budget for second attempts is spent"
 
     def _up_or_down(self, row: int) -> None:
         self.view.up[row] = self._standing[row].up

@@ -252,6 +252,7 @@ class Gateway:
             writer=self._writer,
             keys=self._keys,
             clock=self._clock,
+            tenants=self._config.admission.shares,
         )
         self._admin = AdminPort(
             ready=self._ready,
