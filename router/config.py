@@ -13,6 +13,7 @@ from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
 from router.health import HealthConfig
 from router.http.contract import Count, Limits, Seconds, TimeOuts
 from router.http.tls import TlsConfig, UpstreamTlsConfig
+from router.readiness import NotNegative, StartConfig
 from router.retries import RetryConfig
 from router.safe_urls import SafeAddresses
 
@@ -127,7 +128,10 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     health: HealthConfig = HealthConfig()
     retries: RetryConfig = RetryConfig()
     max_attempts: Count = 3  # different replicas tried before the first byte
-    drain_s: Seconds = 30.0  # at shut-down streams get this long to finish
+    start: StartConfig = StartConfig()
+    # at shut-down requests are still accepted for so long, while /ready says 503: what a load balancer takes to notice
+    stop_delay_s: NotNegative = 0.0
+    drain_s: Seconds = 30.0  # then streams get this long to finish
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0  # of every draw by chance: ties and policies that draw
 
 
