@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from estimators.paths import Path
 from estimators.request import RequestFacts
@@ -17,7 +18,21 @@ class Cause(Enum):
     BAD_ANSWER = "bad_answer"  # bytes that are not HTTP, before anything was relayed
     OVERLOADED = "overloaded"  # 429, 502 or 503 head: meant for retry elsewhere, else relayed
     ELSEWHERE = "elsewhere"  # it does not keep the response asked for: another may, else its answer is relayed
+    TOO_LONG = "too_long"  # longer than the router allows in all, which is nobody's failure: never retried
     BROKEN = "broken"  # lost or malformed after response bytes were relayed: never retried
+
+
+class Why(Enum):
+    """Why the dispatcher refused a request. A closed set: each becomes a metric label."""
+
+    UNKNOWN_MODEL = "unknown_model"  # nobody has ever served it
+    NOBODY_UP = "nobody_up"  # no replica that could take it answers
+    KEEPER_LEFT = "keeper_left"  # the replica that kept what it goes on from has left
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    TOO_LATE = "too_late"  # its deadline would be missed
+    RULE = "rule"  # no replica is good enough by the routing rule's own limit
+    INTERNAL = "internal"  # the router's own mistake
 
 
 class Outcome(Enum):
@@ -44,6 +59,18 @@ class Ended:
 
 
 @dataclass(slots=True, eq=False)
+class Hold:
+    """Keep the request waiting: every replica that could take it is full.
+
+    Followed, from any later call, by one `Send` or `Refuse` that has it as `held`; or given up with `left`.
+    """
+
+    request: RequestFacts
+    owner: Any = None  # the shell's: who is to hear of it
+    ticket: object = None  # the dispatcher's own record; opaque to the shell
+
+
+@dataclass(slots=True, eq=False)
 class Send:
     """Send the request, byte for byte, to `base_url`. Closed by one of finished, failed and cancelled."""
 
@@ -57,6 +84,7 @@ class Send:
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # added to the upstream request
     explain: str | None = None  # JSON for the response header x-tfirst-explain, when asked for
     placement: object = None  # the dispatcher's own record; opaque to the shell
+    held: Hold | None = None  # it waited, and this is for its owner; None: for who asked
 
 
 @dataclass(slots=True)
@@ -68,6 +96,8 @@ class Refuse:
     message: str  # one sentence an operator can act on
     retry_after_s: int | None = None
     param: str | None = None
+    held: Hold | None = None  # it waited, and this is for its owner; None: for who asked
+    why: Why | None = None  # what it is counted as; None: it ends nothing that is counted as refused
 
 
-Action = Send | Refuse
+Action = Send | Hold | Refuse

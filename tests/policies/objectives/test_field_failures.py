@@ -22,7 +22,8 @@ from policies.by_load.least_request import LeastRequest
 from policies.objectives import EndToEnd, FirstToken
 from policies.objectives.objective import Objective
 from router.actions import Ended, Send
-from router.dispatch import Dispatcher, Replica
+from router.dispatch import Dispatcher
+from router.placing import Replica
 from tests.builders import MODEL, NoHoldings, a_request, held, quiet
 
 NAMES = "ABCD"
@@ -64,7 +65,7 @@ def a_dispatcher(rule: Rule, replicas: int, where: Held) -> Dispatcher:
         on_receipt=lambda receipt: None,
     )
     for row in range(replicas):
-        dispatcher.replica_up(row, frozenset({MODEL}))
+        dispatcher.replica_up(row, frozenset({MODEL}), 0.0)
     return dispatcher
 
 
