@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from estimators.candidates import LEVELS, Doubt, Estimates, Grid, Surroundings
+from estimators.candidates import LEVELS, Doubt, Estimates, Grid, Mask, Surroundings
 from estimators.few_replicas import MOST_ROWS, FewReplicas
 from estimators.first_token import Discipline, Rest, Service, in_turn_mask, service, service_by_row
 from estimators.paths import COLUMN, PATHS, Path
 from estimators.prefetch import PrefetchSpace
 from estimators.prefill_features import Beside, prefill_s
-from estimators.queueing import beside, decode_step_s, memory_wait_s, or_mean_of_known, start_s
+from estimators.queueing import beside, decode_step_s, lacking_tokens, memory_wait_s, or_mean_of_known, start_s
 from estimators.ranges import require
 from estimators.request import RequestFacts
 from estimators.routes import DISK, HOST, NO_LINK, PEER, STORE, Held, Routes, Rows
@@ -112,7 +112,7 @@ class Estimator:
         computed = self._compute_s(prompt, reused, view, near)
         prefill = compute = computed[:-1]
         pace_s, growth_s = self._pace(view, near, prompt)
-        queue = self._queue_s(view, around, near, computed, pace_s, prompt - reused[_LOCAL], now_s)
+        queue, full = self._queue_s(view, around, near, computed, pace_s, prompt - reused[_LOCAL], now_s)
 
         fetch = ready = np.zeros(prefill.shape)
         size = None
@@ -132,7 +132,7 @@ class Estimator:
             compute = np.concatenate((prefill[:_REMOTE], served.work_s))
 
         nothing = reused[_LOCAL] == _ZERO
-        possible = where.possible(reused, nothing, size, self.space)
+        possible = where.possible(reused, nothing, size, self.space, self._cannot_fetch(full, view, discipline))
         possible &= view.ready
         if doubt is None:
             hit, stored = np.ones(possible.shape), np.zeros(possible.shape)
@@ -281,7 +281,8 @@ class Estimator:
         pace_s: Column,
         needed_tokens: Column,
         now_s: float,
-    ) -> Column:
+    ) -> tuple[Column, Mask | None]:
+        """Q, and which replicas lack memory for the prompt now; None: none does."""
         foreign = or_mean_of_known(view.foreign_waiting, view.ready)
         step_s = view.pace_scale * decode_step_s(view, near)
         step_s *= np.sign(near.decodes)  # nothing, where nothing decodes
@@ -295,17 +296,24 @@ class Estimator:
             mean_compute_s=around.mean_compute_s or computed[_RECOMPUTE],
         )
         if not view.knows_capacity:
-            return queue
+            return queue, None
         strangers = foreign + near.decodes - view.decode_batch
-        memory_s = memory_wait_s(
-            view,
-            needed_tokens=needed_tokens,
-            foreign_tokens=strangers * around.mean_context_tokens,
-            turnover_s=around.others_output_tokens * pace_s,
+        over, used = lacking_tokens(
+            view, needed_tokens=needed_tokens, foreign_tokens=strangers * around.mean_context_tokens
         )
-        return np.maximum(queue, memory_s)
+        if over[over.argmax()] <= 0.0:  # all known, and none over: the usual case
+            return queue, None
+        turnover_s = around.others_output_tokens * pace_s
+        memory_s = memory_wait_s(view, over_tokens=over, used_tokens=used, turnover_s=turnover_s)
+        return np.maximum(queue, memory_s), over > 0.0
 
     # R
+
+    def _cannot_fetch(self, full: Mask | None, view: FleetView, discipline: Discipline | None) -> Mask | None:
+        """Replicas with no room for what a fetch on arrival brings. One in turn waits until there is."""
+        if full is None or (discipline is not None and discipline.in_turn):
+            return None
+        return full if discipline is not None else full & ~in_turn_mask(view.disciplines)
 
     def _fetches(
         self,

@@ -91,7 +91,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     regret_s: float | None = None  # first token, from the choice, less what was expected of the best other candidate
     sampled: bool = True  # it would have left a line whatever became of it; only such lines stand for all requests
     marks: list[str] = []  # of its first 1, 2, 3, 4, 6, 8, 12, ... blocks and of all; the same for the same tokens
-    mark_tokens: int | None = None  # that all its blocks hold
+    blocks: int | None = None  # of its chain: reusable blocks of the prompt, of block_tokens each
+    block_tokens: int | None = None
 
     @property
     def choice(self) -> Candidate | None:

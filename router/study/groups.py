@@ -14,6 +14,7 @@ import numpy.typing as npt
 from router.receipts import Receipt
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 LENGTH_EDGES = (1024, 4096, 16384, 65536)  # tokens; a prompt of just this length is in the longer group
 NO_ARM = "(none)"
