@@ -468,7 +468,7 @@ class Dispatcher:
         if receipt.candidates or notes is None:
             return
         if self._every_candidate:
-            receipt.candidates, receipt.chosen = notes.candidates()
+            notes.complete(receipt, best=None)
         else:
             receipt.candidates, receipt.chosen = [notes.chosen], 0
 
