@@ -37,6 +37,7 @@ class Candidate(msgspec.Struct):
     evidence: str | None = None  # what the hit probability rests on; None where nothing is reused
     discipline: str | None = None  # what the replica is believed to do about the fetch; None without one
     approximate: bool = False  # what is reused is a guess from what was sent there, or written, for want of events
+    blocks_age_s: float | None = None  # since the oldest of the blocks it reuses was heard of; None: not known
     ready_s: float | None = None  # earliest start the fetch allows; first_token_s is max(queue_s, ready_s) + compute_s
 
 
