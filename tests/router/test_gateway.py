@@ -24,7 +24,7 @@ MODEL = "m"
 KEY = {"authorization": "Bearer s3cret"}
 PAGE = """vllm:num_requests_running{engine="0",model_name="m"} 1
 vllm:num_requests_waiting{engine="0",model_name="m"} 2
-vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000"} 1
 """
 
 
@@ -246,7 +246,7 @@ async def test_what_the_router_shows_is_json_with_every_part() -> None:
         assert [source["state"] for source in shown["event_sources"]] == ["never_connected"] * 2
         assert shown["prompts"]["source"] == "bytes"
         assert shown["other_tiers"] == {}
-        assert shown["replicas"][0]["capacity_tokens"] == 1600.0
+        assert shown["replicas"][0]["capacity_tokens"] == 16000.0
         assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
 
 
