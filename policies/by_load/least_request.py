@@ -3,6 +3,7 @@
 Reads    requests booked per replica
 Ties     broken uniformly at random
 Blind to how long each request is, the cache, and the speed of the card
+Source   common practice
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Reads    which replicas are ready; no load, no cache, no estimate
 Blind to everything else: a slow card gets as much work as a fast one
+Source   common practice
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ class RoundRobin:
     reads_estimates = False
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self._last = -1
+        self._last = self._before = -1
+        self._asked: RequestFacts | None = None
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
+        if request is not self._asked:  # asked twice for one request, with fewer to choose from, it takes one turn
+            self._asked, self._before = request, self._last
         usable = estimates.usable_rows.nonzero()[0].tolist()
-        row = next((row for row in usable if row > self._last), usable[0])
+        row = next((row for row in usable if row > self._before), usable[0])
         self._last = row
         reason = Reason.NEXT_IN_TURN if len(usable) > 1 else Reason.ONLY_READY
         return Choice(row, estimates.path_at(row), reason)
