@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from policies.base import Choice, Refused
+from policies.base import Choice, Policy, Refused
 from policies.by_load.least_request import LeastRequest
+from policies.by_load.prequal import Prequal
+from policies.by_score.dynamo import Dynamo
 from policies.watcher import Watcher
-from router.actions import Cause
+from router.actions import Cause, Send
 from router.plain import reads_estimates
-from tests.builders import a_request
+from router.plugins import build_policy
+from router.telling import Telling
+from tests.builders import a_request, held
+from tests.policies.test_policies import PUBLISHED
 from tests.router.dispatch_bench import Bench, nothing_is_left, only_refusal, only_send
 
 
@@ -39,23 +45,21 @@ class Listening(Watcher):
         self.told.append(("ended", placed.row, fleet.now_s))
 
 
-class Listened(Bench):
-    """A bench whose rule listens."""
-
-    def __init__(self, *cards: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rule = Listening()
-        monkeypatch.setattr("tests.router.dispatch_bench.build_policy", lambda *_, **__: self.rule)
-        super().__init__(*cards)
+def a_bench(rule: Policy, *cards: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Bench:
+    """A bench that decides by `rule`."""
+    monkeypatch.setattr("tests.router.dispatch_bench.build_policy", lambda *_, **__: rule)
+    return Bench(*cards, **more)
 
 
 def test_a_rule_hears_of_each_attempt_of_a_request_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Listened("A100", "A100", monkeypatch=monkeypatch)
+    rule = Listening()
+    bench = a_bench(rule, "A100", "A100", monkeypatch=monkeypatch)
     first = bench.send(1.0)
     second = only_send(bench.dispatcher.failed(first, Cause.CONNECT, 1.5))
     bench.dispatcher.first_token(second, 2.0)
     bench.finish(second, 3.0)
     one, other = first.row, second.row
-    assert bench.rule.told == [
+    assert rule.told == [
         ("asked", -1, 1.0),
         ("placed", one, 1.0),
         ("ended", one, 1.5),
@@ -70,9 +74,10 @@ def test_a_rule_hears_of_each_attempt_of_a_request_in_order(monkeypatch: pytest.
 
 def test_a_rule_hears_of_placements_that_others_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """What generates nothing is placed by load, and is on the replica all the same."""
-    bench = Listened("A100", monkeypatch=monkeypatch)
+    rule = Listening()
+    bench = a_bench(rule, "A100", monkeypatch=monkeypatch)
     bench.dispatcher.cancelled(bench.send(1.0, generates=False), 2.0)
-    assert bench.rule.told == [("placed", 0, 1.0), ("ended", 0, 2.0)]
+    assert rule.told == [("placed", 0, 1.0), ("ended", 0, 2.0)]
 
 
 def test_a_rule_that_watches_gets_bookings_to_watch() -> None:
@@ -86,10 +91,61 @@ class Choosy:
 
 
 def test_a_refusal_by_the_rule_is_a_429_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.router.dispatch_bench.build_policy", lambda *_, **__: Choosy())
-    bench = Bench("A100")
+    bench = a_bench(Choosy(), "A100", monkeypatch=monkeypatch)
     refusal = only_refusal(bench.dispatcher.arrived(a_request(), 1.0))
     assert (refusal.status, refusal.message) == (429, "no replica answers within 2 s")
     (receipt,) = bench.receipts
     assert (receipt.outcome, receipt.status) == ("refused", 429)
     assert nothing_is_left(bench)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_no_rule_loses_or_keeps_a_request_whatever_becomes_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas fail, clients leave, first tokens stay away; when all is over nothing is in flight for anybody."""
+    chance = random.Random(name)
+    rule = build_policy(name, {}, seed=1)
+    where = held([300, 0, 20, 0, 0, 7], store_blocks=400)
+    bench = a_bench(rule, *["A100", "H20"] * 3, where=where, monkeypatch=monkeypatch)
+    open_ones: list[Send] = []
+    now_s = 0.0
+    for number in range(150):
+        now_s += chance.expovariate(20.0)
+        prompt, beginning = chance.choice([1, 300, 5000]), 1000 * chance.randrange(3)
+        actions = bench.dispatcher.arrived(
+            a_request(
+                request_id=f"r-{number}",
+                prompt_tokens=prompt,
+                chain=[beginning + block for block in range((prompt - 1) // 16)],
+                streams=chance.random() < 0.8,
+                generates=chance.random() < 0.9,
+            ),
+            now_s,
+        )
+        open_ones += [action for action in actions if isinstance(action, Send)]
+        while open_ones and chance.random() < 0.55:
+            open_ones += end_somehow(bench, open_ones.pop(chance.randrange(len(open_ones))), chance, now_s)
+    for sent in open_ones:
+        bench.finish(sent, now_s + 1.0)
+    assert nothing_is_left(bench)
+    assert len(bench.receipts) == 150
+    watcher = bench.dispatcher._ledger._watcher
+    assert watcher is None or (isinstance(watcher, Telling) and watcher.failures == 0)
+    if isinstance(rule, Prequal):
+        assert not rule._in_flight
+    if isinstance(rule, Dynamo):
+        assert {rule._active.with_request(row, a_request(prompt_tokens=0)) for row in range(6)} == {0}
+
+
+def end_somehow(bench: Bench, sent: Send, chance: random.Random, now_s: float) -> list[Send]:
+    """What is sent again, if anything is."""
+    if chance.random() < 0.6:
+        bench.dispatcher.first_token(sent, now_s)
+    end = chance.choice(["finished", "cancelled", "broken", "connect"])
+    if end == "finished":
+        bench.finish(sent, now_s)
+        return []
+    if end == "cancelled":
+        actions = bench.dispatcher.cancelled(sent, now_s)
+    else:
+        actions = bench.dispatcher.failed(sent, Cause.BROKEN if end == "broken" else Cause.CONNECT, now_s)
+    return [action for action in actions if isinstance(action, Send)]
