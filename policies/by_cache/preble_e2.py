@@ -14,7 +14,7 @@ Source   Srivatsa et al., Preble, ICLR 2025, algorithm E2; eviction simplified
 from __future__ import annotations
 
 from collections import deque
-from math import ceil
+from math import ceil, isnan
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from estimators.request import RequestFacts
 from estimators.view import Column, FleetView
 from policies.base import Choice, Reason, choose_replica, draw, smallest
 from policies.by_cache.remembered import Remembered
+from policies.newcomers import Newcomers
 from policies.symbols import cached_tokens
 from policies.watcher import Placed, Watcher
 
@@ -44,12 +45,13 @@ class PrebleE2(Watcher):
         self._rng = rng
         self._window_s = window_s
         self._exploit_share = exploit_share
+        self._newcomers = Newcomers()
         self._latest: deque[tuple[Placed, float]] = deque()  # in order of time, with the seconds of work
         self._work_s: Column = np.empty(0)
         self._sent: list[Remembered] = []
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
-        self._meet(fleet, request.block_tokens)
+        self._meet(fleet)
         self._forget(fleet.now_s)
         usable, cached = estimates.usable_rows, cached_tokens(request, estimates)
         longest = smallest(-cached, usable)
@@ -60,14 +62,17 @@ class PrebleE2(Watcher):
         return choose_replica(cost_s, Reason.NO_PREFIX, estimates, self._rng)
 
     def placed(self, placed: Placed, fleet: FleetView, estimates: Estimates) -> None:
-        self._meet(fleet, placed.request.block_tokens)
+        self._meet(fleet)
         self._forget(fleet.now_s)
         row = placed.row
         decode_s = placed.output_tokens * estimates.pace_s.item(row)
         work_s = estimates.prefill_s.item((COLUMN[placed.path], row)) + decode_s
         self._latest.append((placed, work_s))
         self._work_s[row] += work_s
-        self._sent[row].add(placed.request.chain)
+        sent, capacity = self._sent[row], fleet.capacity_tokens.item(row)
+        tokens = INDEX_TOKENS if isnan(capacity) else capacity
+        sent.most_blocks = max(1.0, tokens // placed.request.block_tokens)
+        sent.add(placed.request.chain)
 
     def _evicted_s(self, request: RequestFacts, fleet: FleetView, cached: Column) -> Column:
         """Value of what each replica would evict to make room for what it has not cached, seconds."""
@@ -75,7 +80,7 @@ class PrebleE2(Watcher):
         value_s = np.zeros(fleet.rows)
         for row, sent in enumerate(self._sent):
             capacity = fleet.capacity_tokens.item(row)
-            if capacity != capacity:  # not known
+            if isnan(capacity):
                 continue
             needed = ceil((request.prompt_tokens - cached.item(row)) / request.block_tokens)
             evicted = needed - (int(capacity // request.block_tokens) - len(sent))
@@ -89,8 +94,14 @@ class PrebleE2(Watcher):
             self._work_s[placed.row] = max(0.0, self._work_s.item(placed.row) - work_s)
             self._sent[placed.row].forget_use(placed.request.chain)
 
-    def _meet(self, fleet: FleetView, block_tokens: int) -> None:
+    def _meet(self, fleet: FleetView) -> None:
+        newcomers = self._newcomers.rows(fleet)
+        if not newcomers:
+            return
         if len(self._sent) != fleet.rows:
             self._work_s = np.zeros(fleet.rows)
-            capacity = np.where(np.isnan(fleet.capacity_tokens), INDEX_TOKENS, fleet.capacity_tokens)
-            self._sent = [Remembered(max(1.0, tokens // block_tokens)) for tokens in capacity.tolist()]
+            self._sent = [Remembered(1)] * fleet.rows
+        self._latest = deque(one for one in self._latest if one[0].row not in newcomers)
+        for row in newcomers:
+            self._work_s[row] = 0.0
+            self._sent[row] = Remembered(1)

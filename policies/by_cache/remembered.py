@@ -17,11 +17,11 @@ from estimators.ranges import require
 
 
 class Remembered:
-    """Of one replica. most_blocks : kept, >= 1"""
+    """Of one replica. most_blocks : kept from the next `add` on, >= 1"""
 
     def __init__(self, most_blocks: float) -> None:
         require(most_blocks >= 1, "most_blocks", most_blocks)
-        self._most = most_blocks
+        self.most_blocks = most_blocks
         self._uses: OrderedDict[int, int] = OrderedDict()  # least recently used first
         self.total_uses = 0
 
@@ -38,7 +38,7 @@ class Remembered:
         for block in reversed(chain):
             uses[block] = uses.pop(block, 0) + 1
         self.total_uses += len(chain)
-        while len(uses) > self._most:
+        while len(uses) > self.most_blocks:
             self.total_uses -= uses.popitem(last=False)[1]
 
     def forget_use(self, chain: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.base import Choice, Mask, Reason, choose_replica, draw, smallest
 from policies.by_cache.remembered import Remembered
+from policies.newcomers import Newcomers
 from policies.watcher import Placed, Watcher
 
 
@@ -55,9 +56,11 @@ class SglangCacheAware(Watcher):
         self._threshold, self._abs, self._rel = threshold, balance_abs, balance_rel
         self._by_index = fallback == "smallest_index"
         self._index_tokens = index_tokens
+        self._newcomers = Newcomers()
         self._sent: dict[int, Remembered] = {}  # by row
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
+        self._meet(fleet)
         usable, booked = estimates.usable_rows, fleet.booked.astype(np.float64)
         if self._unbalanced(booked[usable].tolist()):
             return choose_replica(booked, Reason.LOWER_LOAD, estimates, self._rng)
@@ -69,6 +72,7 @@ class SglangCacheAware(Watcher):
         return draw(self._fallback(usable, booked), Reason.NO_PREFIX, estimates, self._rng)
 
     def placed(self, placed: Placed, fleet: FleetView, estimates: Estimates) -> None:
+        self._meet(fleet)
         request = placed.request
         if placed.row not in self._sent:
             self._sent[placed.row] = Remembered(max(1, self._index_tokens // request.block_tokens))
@@ -77,6 +81,10 @@ class SglangCacheAware(Watcher):
     def _unbalanced(self, booked: list[float]) -> bool:
         most, fewest = max(booked), min(booked)
         return most - fewest > self._abs and most > self._rel * fewest
+
+    def _meet(self, fleet: FleetView) -> None:
+        for row in self._newcomers.rows(fleet):
+            self._sent.pop(row, None)
 
     def _matched(self, row: int, request: RequestFacts) -> int:
         sent = self._sent.get(row)

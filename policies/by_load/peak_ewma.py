@@ -19,6 +19,7 @@ from estimators.request import RequestFacts
 from estimators.view import Column, FleetView
 from policies.base import Choice
 from policies.by_load.two_choices import better_of, two_drawn
+from policies.newcomers import Newcomers
 from policies.watcher import Placed, Watcher
 
 
@@ -35,6 +36,7 @@ class PeakEwma(Watcher):
         self._rng = rng
         self._tau_s = tau_s
         self._start_s = start_s
+        self._newcomers = Newcomers()
         self._latency_s: Column = np.empty(0)
         self._touched_s: Column = np.empty(0)
 
@@ -55,6 +57,7 @@ class PeakEwma(Watcher):
         self._touched_s[row] = fleet.now_s
 
     def _meet(self, fleet: FleetView) -> None:
-        if len(self._latency_s) != fleet.rows:
-            self._latency_s = np.full(fleet.rows, self._start_s)
-            self._touched_s = np.full(fleet.rows, fleet.now_s)
+        for row in self._newcomers.rows(fleet):
+            if len(self._latency_s) != fleet.rows:
+                self._latency_s, self._touched_s = np.empty((2, fleet.rows))
+            self._latency_s[row], self._touched_s[row] = self._start_s, fleet.now_s

@@ -28,6 +28,7 @@ from estimators.ranges import require
 from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.base import Choice, Reason, choice_of, draw
+from policies.newcomers import Newcomers
 from policies.watcher import Placed, Watcher
 
 REMEMBERED = 32  # first tokens of a replica that its latency is taken from
@@ -76,6 +77,7 @@ class Prequal(Watcher):
         self._rng = rng
         self._most, self._probes, self._keep_s, self._hot = pool, probes, keep_s, hot
         self._remove, self._slack = remove, slack
+        self._newcomers = Newcomers()
         self._pool: dict[int, Answer] = {}  # by row, oldest first
         self._latencies: dict[int, deque[tuple[int, float]]] = {}  # by row: RIF when placed, seconds
         self._in_flight: dict[Placed, int] = {}  # when placed
@@ -83,7 +85,7 @@ class Prequal(Watcher):
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
         usable = estimates.usable_rows
-        self._expire(fleet.now_s)
+        self._expire(fleet)
         answers = [answer for answer in self._pool.values() if usable[answer.row]]
         if len(answers) < 2:
             return draw(usable, Reason.DRAWN, estimates, self._rng)
@@ -93,7 +95,7 @@ class Prequal(Watcher):
 
     def placed(self, placed: Placed, fleet: FleetView, estimates: Estimates) -> None:
         rows = estimates.usable_rows.nonzero()[0]
-        self._expire(fleet.now_s)
+        self._expire(fleet)
         self._use(placed.row)
         self._in_flight[placed] = fleet.booked.item(placed.row)
         if len(rows) > self._most:
@@ -166,6 +168,9 @@ class Prequal(Watcher):
         nearest = sorted(latest, key=lambda one: abs(one[0] - in_flight))[:NEAREST]
         return float(np.median([took_s for _, took_s in nearest]))
 
-    def _expire(self, now_s: float) -> None:
-        while self._pool and (oldest := next(iter(self._pool.values()))).at_s + self._keep_s < now_s:
+    def _expire(self, fleet: FleetView) -> None:
+        for row in self._newcomers.rows(fleet):
+            self._pool.pop(row, None)
+            self._latencies.pop(row, None)
+        while self._pool and (oldest := next(iter(self._pool.values()))).at_s + self._keep_s < fleet.now_s:
             del self._pool[oldest.row]

@@ -48,4 +48,4 @@ def better_of(pair: tuple[int, int], cost: Column, estimates: Estimates) -> Choi
     if rows == 1:
         return choice_of(row, Reason.LOWER_LOAD, estimates)
     won = np.count_nonzero(others > cost[row]) + (np.count_nonzero(others == cost[row]) - 1) / 2
-    return choice_of(row, Reason.LOWER_LOAD, estimates, probability=won / (rows * (rows - 1) / 2))
+    return choice_of(row, Reason.LOWER_LOAD, estimates, probability=float(won / (rows * (rows - 1) / 2)))

@@ -20,9 +20,12 @@ from estimators.ranges import require
 from estimators.request import RequestFacts
 from estimators.view import Column, FleetView
 from policies.base import Choice, Mask, Reason, choose_replica, draw, smallest
+from policies.newcomers import Newcomers
 from policies.reports import Reports
 from policies.symbols import cached_tokens, queued
 from policies.watcher import Placed, Watcher
+
+NEVER_S = -1e300  # finite, since ties are told by differences
 
 
 class LlmD(Watcher):
@@ -46,6 +49,7 @@ class LlmD(Watcher):
         self._rng = rng
         self._prefix, self._queue, self._kv = prefix, queue, kv
         self._reports = Reports(period_s, lambda fleet: (queued(fleet), fleet.kv_used_share.copy()))
+        self._newcomers = Newcomers()
         self._missed_s: Column = np.empty(0)  # when each was last given a prompt nobody had any of
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
@@ -74,8 +78,10 @@ class LlmD(Watcher):
         self._reports.note(fleet)
 
     def _meet(self, fleet: FleetView) -> None:
-        if len(self._missed_s) != fleet.rows:
-            self._missed_s = np.full(fleet.rows, -1e300)  # never; finite, since ties are told by differences
+        for row in self._newcomers.rows(fleet):
+            if len(self._missed_s) != fleet.rows:
+                self._missed_s = np.empty(fleet.rows)
+            self._missed_s[row] = NEVER_S
 
 
 def queue_score(queue: Column, usable: Mask) -> Column:

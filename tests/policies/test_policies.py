@@ -77,6 +77,7 @@ def test_no_rule_stumbles_over_replicas_of_which_little_is_known(rule: Any) -> N
         choice = choose(policy, view, prompt)
         assert choice.row in range(3)
         assert 0 < choice.probability <= 1
+        assert (type(choice.row), type(choice.probability)) == (int, float)  # as receipts are written
 
 
 @pytest.mark.parametrize("rule", ALL)
