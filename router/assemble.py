@@ -28,6 +28,8 @@ from policies.by_load.least_request import LeastRequest
 from router.config import RouterConfig
 from router.directory import Directory
 from router.dispatch import Dispatcher
+from router.endings import Keep
+from router.experiments import Experiments, unit_field
 from router.fleet import Fleet, LinkSpec, ReplicaSpec
 from router.holdings import DirectoryHoldings, Holdings
 from router.names import ModelNames
@@ -51,6 +53,7 @@ class Core:
     directory: Directory
     prompts: PromptReader
     names: ModelNames
+    experiments: Experiments
 
 
 def assemble(
@@ -58,6 +61,7 @@ def assemble(
     fleet: Fleet,
     *,
     on_receipt: Callable[[Receipt], None],
+    keep: Keep | None = None,
     epoch_s: float = 0.0,
     block_tokens: int | None = None,
     wrap_estimator: Callable[[Estimator], Estimator] = lambda estimator: estimator,
@@ -68,6 +72,7 @@ def assemble(
 ) -> Core:
     """Build the deciding core of one router.
 
+    keep : given every finished receipt with what more there is to keep of it; see `Endings`
     block_tokens : what the engines report, used when the fleet file does not say
     answers : of a look-up service that knows the store and replicas' tiers, if there is one
     written : what is written through to a store without events, if there is one; kept up to date from here
@@ -105,8 +110,9 @@ def assemble(
         engine_decides=fleet.fetch.by == "engine",
         doubt=Doubt(HitProbability(view.names), ResidualSpread(view.names, uncalibrated=unknown), Conformal(LEVELS)),
     )
-    policy = build_policy(config.policy.name, config.policy.settings, config.seed)
-    estimated = forecasts or reads_estimates(policy) or config.admission.reads_estimates
+    experiments = experiments_of(config)
+    policy = experiments.usual
+    estimated = forecasts or reads_estimates(policy) or config.admission.reads_estimates or experiments.active
     make = Dispatcher if estimated else PlainDispatcher
     dispatcher = make(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
@@ -117,6 +123,8 @@ def assemble(
         policy_name=config.policy.name,
         by_load=LeastRequest(np.random.default_rng(config.seed)),
         on_receipt=on_receipt,
+        keep=keep,
+        experiments=experiments,
         characters_per_token=characters_per_token,
         max_attempts=config.max_attempts,
         admission=config.admission,
@@ -130,8 +138,22 @@ def assemble(
     chunks = config.prompts.source == "bytes"
     field = config.admission.tenant_header
     tenant_field = None if field is None else field.lower().encode("ascii")
-    prompts = PromptReader(block_tokens, names, characters_per_token, chunks=chunks, tenant_field=tenant_field)
-    return Core(dispatcher, directory, prompts, names)
+    prompts = PromptReader(
+        block_tokens,
+        names,
+        characters_per_token,
+        chunks=chunks,
+        tenant_field=tenant_field,
+        unit_field=unit_field(config.experiment),
+    )
+    return Core(dispatcher, directory, prompts, names, experiments)
+
+
+def experiments_of(config: RouterConfig) -> Experiments:
+    """Every rule that decides. Raises ConfigError when one of them cannot be built."""
+    return Experiments(
+        config.policy, config.experiment, lambda rule: build_policy(rule.name, rule.settings, config.seed)
+    )
 
 
 def holdings_of(

@@ -41,8 +41,8 @@ class ExperimentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     arms: Annotated[dict[str, ArmConfig], msgspec.Meta(min_length=1)]
     name: str = "experiment"  # another name deals the units anew
-    # session (x-session-id, session_id), client (name of its key) or header:NAME; requests without are dealt alone
-    assign_by: Annotated[str, msgspec.Meta(pattern=r"^(session|client|header:[!-9;-~]+)$")] = "session"
+    # session (x-session-id, session_id), client (name of its key), tenant or header:NAME; requests without: one by one
+    assign_by: Annotated[str, msgspec.Meta(pattern=r"^(session|client|tenant|header:[!-9;-~]+)$")] = "session"
     shadows: dict[str, PolicyConfig] = {}  # asked about every request, followed in none; receipts say what they took
     trusted: list[str] = []  # clients (names of their keys) whose requests may name an arm or a rule: x-tfirst-policy
 
@@ -142,6 +142,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tls: TlsConfig | None = None  # of the traffic port
     upstream_tls: UpstreamTlsConfig | None = None  # of connections to https replicas
     policy: PolicyConfig = PolicyConfig()
+    experiment: ExperimentConfig | None = None  # rules compared on live traffic
     load: LoadConfig = LoadConfig()
     prompts: PromptConfig = PromptConfig()
     other_tiers: OtherTiersConfig = OtherTiersConfig()

@@ -23,8 +23,9 @@ from router import load_reports, refusals
 from router.actions import Action, Cause, Ended, Hold, Outcome, Send
 from router.admission import Admission, AdmissionConfig
 from router.bookings import Ledger
-from router.endings import Endings
+from router.endings import Endings, Keep
 from router.entrance import Entrance, where_of
+from router.experiments import Experiments, OverrideRefused
 from router.health import Health, HealthConfig, Trouble
 from router.holdings import Holdings
 from router.learning import Learning, PrefixCounters
@@ -49,6 +50,8 @@ class Dispatcher:
     policy : decides where a generation runs; by_load : where everything else goes
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
+    keep : called after that with what more there is to keep of it; see `Endings`
+    experiments : rules that decide instead of `policy`, or beside it; None: no others
     retries : the budget of second attempts, to be looked at
     every_candidate : receipts name all that was possible, else only what was chosen
     placing : how placements are made
@@ -65,6 +68,8 @@ class Dispatcher:
         policy_name: str,
         by_load: Policy,
         on_receipt: Callable[[Receipt], None],
+        keep: Keep | None = None,
+        experiments: Experiments | None = None,
         characters_per_token: CharactersPerToken | None = None,
         max_attempts: int = 3,
         admission: AdmissionConfig | None = None,
@@ -82,7 +87,8 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
         self._every_candidate = every_candidate
-        self._ledger = Ledger(view, estimator.costs.read_tokens, telling(policy))
+        watcher = telling(policy) if experiments is None else experiments.watcher
+        self._ledger = Ledger(view, estimator.costs.read_tokens, watcher)
         self.learning = Learning(
             view,
             estimator,
@@ -99,14 +105,16 @@ class Dispatcher:
             by_load=by_load,
             learning=self.learning,
             ledger=self._ledger,
+            experiments=experiments,
         )
+        self._experiments = experiments
         health = health or HealthConfig()
         self._standing = [Standing(Health(health)) for _ in range(view.rows)]
         self.retries = RetryBudget(retries or RetryConfig())
         self._admission = Admission(
             admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
         )
-        self._endings = Endings(on_receipt)
+        self._endings = Endings(on_receipt, keep)
         self._entrance = Entrance(
             admission=self._admission,
             standings=self._standing,
@@ -131,7 +139,15 @@ class Dispatcher:
             policy=self.policy_name,
             client=request.client or None,
             edited=request.edited,
+            explained=request.explain,
+            deadline_s=request.deadline_s,
         )
+        if self._experiments is not None and (self._experiments.active or request.policy):
+            try:
+                self._experiments.note(receipt, request)
+            except OverrideRefused as exc:
+                refusal = refusals.override(exc.status, str(exc))
+                return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         if not any(standing.may_serve(request.model) for standing in self._standing):
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
@@ -360,7 +376,14 @@ class Dispatcher:
     def _close(self, placement: Placement, outcome: Outcome, now_s: float) -> None:
         self._end_placement(placement, now_s)
         write_candidates(placement.receipt, placement.notes, every=self._every_candidate)
-        self._endings.close(placement.receipt, outcome, arrived_at_s=placement.arrived_at_s, now_s=now_s)
+        self._endings.close(
+            placement.receipt,
+            outcome,
+            arrived_at_s=placement.arrived_at_s,
+            now_s=now_s,
+            request=placement.booking.request,
+            detail=placement.notes,
+        )
 
 
 def _placement(sent: Send) -> Placement:

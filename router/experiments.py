@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import log
+from typing import Any
 
 import msgspec
 import xxhash
@@ -27,7 +28,7 @@ from policies.base import Policy
 from policies.watcher import Placed, Watcher
 from router.config import ExperimentConfig, PolicyConfig
 from router.errors import ConfigError, RouterError
-from router.receipts import Shadow
+from router.receipts import Receipt, Shadow
 from router.telling import Telling, telling
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,19 @@ class Experiments:
         self._built: dict[bytes, Policy] = {}  # by name and settings
         self._watcher = _Forward()
         self.shadow_failures = 0
-        self._set(usual, config)
+        self._usual_settings = usual
+        self._last: tuple[RequestFacts, Assigned] | None = None
+        self._set(config)
+
+    @property
+    def active(self) -> bool:
+        """Whether there is an experiment."""
+        return self._config is not None
+
+    @property
+    def usual(self) -> Policy:
+        """The rule where there is no experiment."""
+        return self._usual.arm.policy
 
     def assigned(self, request: RequestFacts) -> Assigned:
         """The arm of a request: always the same for the same unit, until it is reloaded.
@@ -82,6 +95,33 @@ class Experiments:
         ------
         OverrideRefused : it asks for a policy it cannot have.
         """
+        if self._last is not None and self._last[0] is request:  # asked several times for one decision
+            return self._last[1]
+        found = self._found(request)
+        self._last = request, found
+        return found
+
+    def rule(self, request: RequestFacts) -> Policy:
+        """What decides about a request that was let in."""
+        try:
+            return self.assigned(request).arm.policy
+        except OverrideRefused:  # its client was trusted when it was let in
+            return self.usual
+
+    def note(self, receipt: Receipt, request: RequestFacts) -> None:
+        """Write down whose request it is. Raises OverrideRefused as `assigned` does."""
+        assigned = self.assigned(request)
+        arm = assigned.arm
+        receipt.policy, receipt.override = arm.policy_name, assigned.override
+        if arm.name:
+            receipt.arm, receipt.arm_share = arm.name, None if assigned.override else arm.share
+
+    def unit(self, request: RequestFacts) -> str | None:
+        """What it was assigned by; without an experiment its session, None without either."""
+        config = self._config
+        return (request.session or None) if config is None else unit_of(request, config.assign_by)
+
+    def _found(self, request: RequestFacts) -> Assigned:
         if request.policy:
             return self._asked_for(request)
         config = self._config
@@ -121,16 +161,32 @@ class Experiments:
             told.append(Shadow(arm.name, fleet.names[choice.row], choice.path.value))
         return told
 
-    def reload(self, usual: PolicyConfig, config: ExperimentConfig | None) -> None:
+    def report(self) -> dict[str, Any] | None:
+        """Name, arms and shadows, as plain values; None without an experiment."""
+        if self._config is None:
+            return None
+        return {
+            "name": self._config.name,
+            "assign_by": self._config.assign_by,
+            "arms": {arm.name: {"policy": arm.policy_name, "share": arm.share} for arm in self._arms},
+            "shadows": {arm.name: arm.policy_name for arm in self._shadows},
+            "shadow_failures": self.shadow_failures,
+        }
+
+    def reload(self, config: ExperimentConfig | None) -> None:
         """Take over other arms, from the next request on. Rules whose name and settings stay keep what they counted.
 
         Raises
         ------
-        ConfigError : one cannot be built; then nothing has changed.
+        ConfigError : a rule cannot be built, or it would take a restart; then nothing has changed.
         """
-        self._set(usual, config)
+        if (config is None) != (self._config is None):
+            raise ConfigError("experiment: to begin or end one takes a restart; one that runs can be changed")
+        if config is not None and self._config is not None and config.assign_by != self._config.assign_by:
+            raise ConfigError("experiment.assign_by: to assign by something else takes a restart")
+        self._set(config)
 
-    def _set(self, usual: PolicyConfig, config: ExperimentConfig | None) -> None:
+    def _set(self, config: ExperimentConfig | None) -> None:
         built: dict[bytes, Policy] = {}
 
         def rule(settings: PolicyConfig) -> Policy:
@@ -138,6 +194,7 @@ class Experiments:
             built[key] = built.get(key) or self._built.get(key) or self._build(settings)
             return built[key]
 
+        usual = self._usual_settings
         plain = Assigned(Arm("", usual.name, rule(usual)))
         arms: list[Arm] = []
         shadows: list[Arm] = []
@@ -153,6 +210,7 @@ class Experiments:
         self._arms, self._with_traffic = tuple(arms), tuple(arm for arm in arms if arm.share > 0.0)
         self._shadows = tuple(shadows)
         self._overrides: dict[str, Arm] = {}
+        self._last = None
         self._tell_all()
 
     def _asked_for(self, request: RequestFacts) -> Assigned:
@@ -201,9 +259,17 @@ def unit_of(request: RequestFacts, assign_by: str) -> str:
         unit = request.session or ""
     elif assign_by == "client":
         unit = request.client
+    elif assign_by == "tenant":
+        unit = request.tenant
     else:
         unit = request.unit
     return unit or request.request_id
+
+
+def unit_field(config: ExperimentConfig | None) -> bytes | None:
+    """Name of the header that units are assigned by, in lower case; None where it is something else."""
+    kind, _, name = ("" if config is None else config.assign_by).partition(":")
+    return name.lower().encode("ascii") if kind == "header" else None
 
 
 def arm_for(unit: str, arms: tuple[Arm, ...], experiment: str) -> Arm:

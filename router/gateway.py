@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 import router
+from estimators.request import RequestFacts
 from router.actions import Send
 from router.admin import AdminPort
 from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble
@@ -22,6 +23,7 @@ from router.config import RouterConfig
 from router.decider import TimedDecider, ranks_of
 from router.edits import BodyEdits
 from router.errors import ConfigError, PortInUse
+from router.experiments import Experiments
 from router.fleet import Fleet
 from router.gate import Gate
 from router.http.head import RequestHead, ResponseHead
@@ -36,6 +38,7 @@ from router.outbound import Outbound, key_in
 from router.prompts.production import Prompts
 from router.readiness import Readiness
 from router.receipts import Receipt, ReceiptWriter
+from router.receipts.writer import Detail
 from router.reported import Reported, reported_block_tokens
 from router.signals.load import Load
 from router.signals.load_board import LoadBoard
@@ -55,6 +58,7 @@ class Gateway:
         self._fleet = fleet
         self._metrics = Metrics()
         self._writer: ReceiptWriter | None = None
+        self._experiments: Experiments | None = None  # once there are replicas to choose from
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
         self._outbound: Outbound
         self._gate: Gate
@@ -107,8 +111,16 @@ class Gateway:
         while self._closers:
             await self._closers.pop()()
 
-    def reload(self) -> None:
-        """Read the files of client keys and of the certificate again; what cannot be used changes nothing."""
+    def reload(self, read: Callable[[], RouterConfig] | None = None) -> None:
+        """Read the files of client keys and of the certificate again; what cannot be used changes nothing.
+
+        read : the configuration anew, or raises ConfigError; of it the arms of an experiment are taken over
+        """
+        if read is not None and self._experiments is not None:
+            try:
+                self._experiments.reload(read().experiment)
+            except ConfigError as exc:
+                log.warning("the experiment stays as it was: %s", exc)
         if self._keys is not None:
             self._keys.reload()
         if self._tls is not None and self._config.tls is not None:
@@ -137,13 +149,15 @@ class Gateway:
             self._config,
             self._fleet,
             on_receipt=self._finished,
+            keep=None if self._writer is None else self._keep,
             epoch_s=time.time() - self._clock(),
             block_tokens=block_tokens,
             answers=self._beside.answers,
             written=self._beside.written,
-            every_candidate=self._writer is not None,
+            every_candidate=False,
             forecasts=self._writer is not None or self._config.state.path is not None,
         )
+        self._experiments = self._core.experiments
         self._start_keeping()
         await self._start_prompts()
         self._start_edits()
@@ -379,8 +393,15 @@ class Gateway:
         self._metrics.count(receipt)
         if receipt.choice is not None and receipt.prompt_tokens:  # nothing else leaves blocks to tell of
             self._sources.served(receipt.choice.replica)
-        if self._writer is not None:
+
+    def _keep(self, receipt: Receipt, request: RequestFacts | None, detail: Detail | None) -> None:
+        """Write a receipt down; what there is of its decision is worked out by the writer's thread."""
+        assert self._writer is not None, "asked for because there is one"
+        if request is None:
             self._writer.write(receipt)
+            return
+        receipt.blocks, receipt.block_tokens = len(request.chain), request.block_tokens
+        self._writer.write(receipt, detail, chain=request.chain, unit=self._core.experiments.unit(request))
 
 
 def admin_key(config: RouterConfig) -> str | None:

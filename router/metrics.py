@@ -55,6 +55,19 @@ class Metrics:
         self.refusals = Counter(
             "tfirst_refusals", "Requests the router placed nowhere, by why", ["cause"], registry=registry
         )
+        self.arm_requests = Counter(
+            "tfirst_arm_requests",
+            "Requests by arm of the experiment, by how they ended",
+            ["arm", "outcome"],
+            registry=registry,
+        )
+        self.arm_first_token = Histogram(
+            "tfirst_arm_first_token_seconds",
+            "Arrival to first token by arm of the experiment, streams",
+            ["arm"],
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
         self.client_requests = Counter(
             "tfirst_client_requests", "Requests by the name of the key they came with", ["client"], registry=registry
         )
@@ -112,6 +125,8 @@ class Metrics:
         self._requests[receipt.outcome or "",].inc()
         if receipt.outcome == Outcome.REFUSED.value and receipt.cause is not None:
             self.refusals.labels(receipt.cause).inc()
+        if receipt.arm is not None and not receipt.override:
+            self._count_arm(receipt.arm, receipt)
         if receipt.client is not None:
             self.client_requests.labels(receipt.client).inc()
         choice = receipt.choice
@@ -135,6 +150,12 @@ class Metrics:
             self.end_to_end.observe(receipt.ended_s)
         if receipt.cached_tokens is not None:
             self.reported_cached_tokens.inc(receipt.cached_tokens)
+
+    def _count_arm(self, arm: str, receipt: Receipt) -> None:
+        """One more request of an arm, whose names are a closed set: those of the configuration."""
+        self.arm_requests.labels(arm, receipt.outcome or "").inc()
+        if receipt.first_token_s is not None:
+            self.arm_first_token.labels(arm).observe(receipt.first_token_s)
 
     def show_fleet(self, view: FleetView, up: Callable[[int], bool], step_tokens: int, now_s: float) -> None:
         """Copy the fleet view into gauges; called when somebody scrapes."""

@@ -50,6 +50,12 @@ def by_rule(reason: str, retry_after_s: int) -> Refuse:
     return Refuse(429, "RateLimitError", reason, retry_after_s=retry_after_s, why=Why.RULE)
 
 
+def override(status: int, reason: str) -> Refuse:
+    """The client may not choose the policy, or there is no such one. reason : which, in a sentence"""
+    kind = "PermissionDeniedError" if status == 403 else "BadRequestError"
+    return Refuse(status, kind, reason, why=Why.OVERRIDE)
+
+
 def internal() -> Refuse:
     """The router failed by itself."""
     return Refuse(500, "InternalServerError", "The router failed to place this request.", why=Why.INTERNAL)

@@ -155,6 +155,7 @@ class Views:
             "other_tiers": self._beside.report(),
             "prompts": self._prompts.report().as_values(),
             "client_keys": None if self._keys is None else self._keys.report(),
+            "experiment": self._core.experiments.report(),
             "receipts": None if self._writer is None else self._writer.report(),
         }
 

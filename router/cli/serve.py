@@ -7,6 +7,8 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import router
+from router.assemble import experiments_of
 from router.beside_events import check_other_tiers
 from router.config import PolicyConfig, RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
@@ -23,7 +26,6 @@ from router.gateway import Gateway, admin_key
 from router.http.tls import server_context
 from router.keys import load_keys
 from router.outbound import Outbound
-from router.plugins import build_policy
 from router.sources import event_addresses
 
 CUT_SHORT = 130  # exit status when a second signal ended it, as shells give for Ctrl-C
@@ -38,7 +40,7 @@ class ServeCommand:
         parser.epilog = (
             "Exit status: 0 after a clean stop (SIGTERM or Ctrl-C; a second signal ends at once), 1 when an address"
             " cannot be had, 2 for a wrong flag, configuration or fleet file. SIGHUP reads the files of client keys and"
-            " of the certificate again."
+            " of the certificate again, and the arms of an experiment."
         )
         where = parser.add_argument_group("where the replicas are (exactly one; --config may hold it)")
         where.add_argument(
@@ -62,10 +64,10 @@ class ServeCommand:
         fleet = fleet_of(config)
         if fleet.fetch.by == "directed":
             raise ConfigError("fetch.by: directed is understood by `tfirst replay` only; engines behind `serve` decide")
-        build_policy(config.policy.name, config.policy.settings, config.seed)
+        experiments_of(config)  # its rules can be built
         if args.check:
             return show_plan(config, fleet)
-        return uvloop.run(serve(config, fleet))
+        return uvloop.run(serve(config, fleet, partial(config_of, args)))
 
 
 def config_of(args: argparse.Namespace) -> RouterConfig:
@@ -118,6 +120,9 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
         )
     console = Console()
     console.print(f"policy    {config.policy.name} {config.policy.settings or ''}")
+    if config.experiment is not None:
+        arms = ", ".join(f"{name} ({arm.policy.name})" for name, arm in config.experiment.arms.items())
+        console.print(f"arms      {arms}, by {config.experiment.assign_by}")
     console.print(f"traffic   {config.host}:{config.port}{' with TLS' if config.tls is not None else ''}")
     console.print(f"clients   {'anybody: no client_keys' if keys is None else f'with a key: {len(keys)} known'}")
     console.print(f"admin     {config.admin_host}:{config.admin_port}")
@@ -130,8 +135,8 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     return 0
 
 
-async def serve(config: RouterConfig, fleet: Fleet) -> int:
-    """Run until a signal; a second one ends without waiting for streams."""
+async def serve(config: RouterConfig, fleet: Fleet, read: Callable[[], RouterConfig]) -> int:
+    """Run until a signal; a second one ends without waiting for streams. read : the configuration anew"""
     loop = asyncio.get_running_loop()
     asked, again = asyncio.Event(), asyncio.Event()
 
@@ -141,7 +146,7 @@ async def serve(config: RouterConfig, fleet: Fleet) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     gateway = Gateway(config, fleet)
-    loop.add_signal_handler(signal.SIGHUP, gateway.reload)  # before the start: unhandled it would end the process
+    loop.add_signal_handler(signal.SIGHUP, gateway.reload, read)  # before the start: unhandled it would end the process
     await gateway.start()
     replicas = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
     print(f"tfirst {router.__version__}: {replicas}, policy {config.policy.name}")

@@ -76,6 +76,7 @@ class PromptReader:
     characters_per_token : how text is sized; somebody else teaches it
     chunks : whether text that nobody tokenises gets blocks of text, see `chunks.py`
     tenant_field : lower-case name of the field that says for whom a request is; None: nobody says
+    unit_field : likewise of the one that an experiment assigns requests by
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class PromptReader:
         *,
         chunks: bool = False,
         tenant_field: bytes | None = None,
+        unit_field: bytes | None = None,
     ) -> None:
         self._tenant_field = tenant_field
+        self._unit_field = unit_field
         self.block_tokens = block_tokens
         self._names = names or ModelNames()
         self._characters_per_token = characters_per_token or CharactersPerToken()
@@ -115,7 +118,7 @@ class PromptReader:
         """The same for a generation whose fields are known."""
         if fields.model is not None and not isinstance(fields.model, str):
             return Refuse(400, "BadRequestError", "`model` must be a string", param="model")
-        wishes = wishes_of(head, self._tenant_field)
+        wishes = wishes_of(head, self._tenant_field, self._unit_field)
         if isinstance(wishes, Refuse):
             return wishes
         model = fields.model or ""
@@ -226,6 +229,8 @@ class PromptReader:
             priority=question.wishes.priority,
             tenant=question.wishes.tenant,
             deadline_s=question.wishes.deadline_s,
+            policy=question.wishes.policy,
+            unit=question.wishes.unit,
         )
 
 

@@ -33,16 +33,24 @@ class Wishes:
     priority: int = 0
     tenant: str = ""
     deadline_s: float | None = None
+    policy: str = ""
+    unit: str = ""
 
 
 _NONE = Wishes()
 
 
-def wishes_of(head: Head, tenant_field: bytes | None) -> Wishes | Refuse:
-    """What a request wishes for, or the refusal of what cannot be read. tenant_field : lower-case name, if any"""
+def wishes_of(head: Head, tenant_field: bytes | None, unit_field: bytes | None = None) -> Wishes | Refuse:
+    """What a request wishes for, or the refusal of what cannot be read.
+
+    tenant_field, unit_field : lower-case names of the fields that say for whom it is and what an experiment assigns
+        it by; None: nobody says
+    """
     priority, deadline = head.get(b"x-priority"), head.get(b"x-slo-ttft-ms")
     tenant = None if tenant_field is None else head.get(tenant_field)
-    if priority is None and deadline is None and tenant is None:
+    policy = head.get(b"x-tfirst-policy")
+    unit = None if unit_field is None else head.get(unit_field)
+    if priority is None and deadline is None and tenant is None and policy is None and unit is None:
         return Wishes(tenant=head.client) if head.client else _NONE
     step = 0 if priority is None else _whole(priority)
     if step is None:
@@ -50,10 +58,15 @@ def wishes_of(head: Head, tenant_field: bytes | None) -> Wishes | Refuse:
     deadline_s = None if deadline is None else _milliseconds(deadline)
     if deadline is not None and deadline_s is None:
         return _bad("x-slo-ttft-ms must be a number of milliseconds above 0")
-    name = "" if tenant is None else tenant.decode("latin-1").strip()
-    if len(name) > LONGEST_NAME:
-        return _bad(f"the tenant's name must be no longer than {LONGEST_NAME} characters")
-    return Wishes(step, name or head.client, deadline_s)
+    name, rule = _text(tenant), _text(policy)
+    for text, what in ((name, "the tenant's name"), (rule, "x-tfirst-policy")):
+        if len(text) > LONGEST_NAME:
+            return _bad(f"{what} must be no longer than {LONGEST_NAME} characters")
+    return Wishes(step, name or head.client, deadline_s, rule, _text(unit))
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("latin-1").strip()
 
 
 def _whole(value: bytes) -> int | None:

@@ -95,13 +95,16 @@ class ReceiptWriter:
         return self._lost_here + self._lost_there
 
     def write(
-        self, receipt: Receipt, detail: Detail | None = None, *, marks: Sequence[int] = (), unit: str | None = None
+        self, receipt: Receipt, detail: Detail | None = None, *, chain: Sequence[int] = (), unit: str | None = None
     ) -> None:
-        """Hand over one finished receipt; nothing of it may change afterwards. Never waits."""
+        """Hand over one finished receipt; nothing of it may change afterwards. Never waits.
+
+        chain : of its prompt's blocks; unit : what an experiment assigned it by
+        """
         receipt.late = was_late(receipt)
         if self._others == "none" and not self._is_full(receipt):
             return
-        if not self._ring.put(Finished(receipt, detail, marks, unit)):
+        if not self._ring.put(Finished(receipt, detail, marks_of(chain), unit)):
             self._lost_here += 1
         if len(self._ring) * 2 > self._ring.capacity:
             self._wake.set()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.base import Choice, Policy
 from policies.watcher import Watcher
-from router.config import ArmConfig, ExperimentConfig, PolicyConfig
+from router.config import ArmConfig, ExperimentConfig, PolicyConfig, parse_config
 from router.errors import ConfigError
 from router.experiments import Experiments, OverrideRefused
 from router.plugins import build_policy
@@ -86,11 +86,12 @@ def test_arms_know_their_share_rule_and_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assign_by", "unit"), [("session", "the-session"), ("client", "alice"), ("header:x-user", "the-header")]
+    ("assign_by", "unit"),
+    [("session", "the-session"), ("client", "alice"), ("tenant", "acme"), ("header:x-user", "the-header")],
 )
 def test_what_a_request_is_assigned_by_is_configured(assign_by: str, unit: str) -> None:
     config = ExperimentConfig(arms=arms(a=1.0), assign_by=assign_by)
-    request = a_request(session="the-session", client="alice", unit="the-header")
+    request = a_request(session="the-session", client="alice", tenant="acme", unit="the-header")
     assert an_experiment(config).assigned(request).unit == unit
 
 
@@ -173,20 +174,53 @@ def test_every_rule_that_watches_is_told_of_every_placement_also_after_a_reload(
     estimates = estimate(fleet, held([0, 0]))
     watcher = experiments.watcher
     watcher.placed(placed, fleet, estimates)
-    experiments.reload(USUAL, ExperimentConfig(arms={"a": ArmConfig(policy=PolicyConfig(name="later"))}))
+    experiments.reload(ExperimentConfig(arms={"a": ArmConfig(policy=PolicyConfig(name="later"))}))
     watcher.placed(placed, fleet, estimates)
     assert {name: rule.placed_count for name, rule in rules.items()} == {"e2e": 2, "ttft": 1, "later": 1}
+
+
+def test_to_begin_or_end_an_experiment_or_to_assign_by_something_else_takes_a_restart() -> None:
+    experiments = an_experiment()
+    for config in (None, ExperimentConfig(arms=arms(a=1.0), assign_by="client")):
+        with pytest.raises(ConfigError, match="restart"):
+            experiments.reload(config)
 
 
 def test_a_reload_keeps_rules_whose_settings_stay_and_a_bad_one_changes_nothing() -> None:
     experiments = an_experiment(a=1.0, b=1.0)
     before = list(experiments.policies)
-    experiments.reload(USUAL, ExperimentConfig(arms=arms(a=5.0, b=1.0)))
+    experiments.reload(ExperimentConfig(arms=arms(a=5.0, b=1.0)))
     assert [one is other for one, other in zip(before, experiments.policies, strict=True)] == [True] * 3
     bad = ExperimentConfig(arms={"x": ArmConfig(policy=PolicyConfig(name="nonsense"))})
     with pytest.raises(ConfigError, match="nonsense"):
-        experiments.reload(USUAL, bad)
+        experiments.reload(bad)
     assert experiments.arms == ("a", "b")
+
+
+# Configuration
+
+
+def test_an_experiment_is_a_section_of_the_configuration() -> None:
+    config = parse_config(
+        "experiment: {name: spring, assign_by: 'header:x-user', arms: {a: {weight: 3, policy: {name: ttft}}, b: {}}}"
+    )
+    assert config.experiment is not None
+    assert config.experiment.arms["a"].policy.name == "ttft"
+    assert config.experiment.arms["b"].weight == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{arms: {}}",
+        "{arms: {a: {weight: -1}}}",
+        "{arms: {a: {}}, assign_by: moon}",
+        "{arms: {a: {}}, assign_by: 'header:'}",
+    ],
+)
+def test_an_experiment_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="experiment"):
+        parse_config(f"experiment: {text}")
 
 
 def test_arms_that_nobody_could_get_are_refused() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.receipts import Receipt, ReceiptWriter
-from router.receipts.writer import mark_ends, marks_of, was_late
+from router.receipts.writer import mark_ends, was_late
 from tests.router.receipts.builders import a_candidate, a_receipt
 
 
@@ -203,7 +203,7 @@ def test_marks_and_units_can_be_compared_within_a_file_but_not_guessed_from_outs
     for name in ("one", "other"):
         writer = ReceiptWriter(tmp_path / name)
         for index, chain in enumerate(([11, 12, 13, 14, 15], [11, 12, 13, 99, 100])):
-            writer.write(a_receipt(index), marks=marks_of(chain), unit="alice")
+            writer.write(a_receipt(index), chain=chain, unit="alice")
         writer.close()
         files.append(lines_of(tmp_path / name))
     (first, second), (elsewhere, _) = files
