@@ -25,7 +25,7 @@ FIRST_TOKEN_MS, PACE_MS = 5000.0, 100.0
 
 
 class Cost(Measured):
-    """queue_behind, running_decodes : weights of what others lose, >= 0
+    """queue_behind, running_decodes, fetch : weights of what others lose, >= 0; see `price.py`
 
     Deadlines are 5 s and 100 ms for each further token where neither request nor settings name others.
     """
@@ -40,12 +40,13 @@ class Cost(Measured):
         *,
         queue_behind: float = 1.0,
         running_decodes: float = 1.0,
+        fetch: float = 1.0,
         **common: Unpack[Common],
     ) -> None:
         common.setdefault("slo_ttft_ms", FIRST_TOKEN_MS)
         common.setdefault("slo_tpot_ms", PACE_MS)
         super().__init__(rng, **common)
-        self._price = Price(queue_behind, running_decodes)
+        self._price = Price(queue_behind, running_decodes, fetch)
 
     def value(self, request: RequestFacts, estimates: Estimates) -> Grid:
         seconds = estimates.gpu_s + self._price.of(estimates)

@@ -1,7 +1,10 @@
 """What others lose by a choice, weighted into one number of seconds.
 
 Model    queue_behind x delay of later requests + running_decodes x delay of running decodes, both from
-         `estimators/price.py`
+         `estimators/price.py`, + fetch x utilisation x duration of the fetch: what comes over a link is in the way of
+         what others want over it, and the memory it comes into is held from the request's arrival, not from its turn.
+         With nobody else about it costs nothing
+Blind to how full each link and each memory is
 """
 
 from __future__ import annotations
@@ -20,14 +23,20 @@ class Price:
 
     queue_behind: float
     running_decodes: float
+    fetch: float = 0.0
 
     def __post_init__(self) -> None:
         weight("queue_behind", self.queue_behind)
         weight("running_decodes", self.running_decodes)
+        weight("fetch", self.fetch)
 
     def of(self, estimates: Estimates) -> Grid:
         """Seconds that others lose by each candidate, (paths, rows)."""
-        return self.queue_behind * estimates.queue_price_s + self.running_decodes * estimates.decode_price_s
+        around = estimates.around
+        utilisation = min(1.0, around.arrival_rps * around.mean_compute_s)
+        price_s = self.queue_behind * estimates.queue_price_s
+        price_s = price_s + self.running_decodes * estimates.decode_price_s
+        return price_s + self.fetch * utilisation * estimates.fetch_s
 
 
 def weight(name: str, value: float) -> float:

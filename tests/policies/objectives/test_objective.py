@@ -188,3 +188,13 @@ def test_weights_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
 def test_a_quantile_outside_0_and_1_is_refused(quantile: float) -> None:
     with pytest.raises(ValueError, match="quantile"):
         Quantile(np.random.default_rng(1), quantile=quantile)
+
+
+def test_a_fetch_costs_others_as_much_as_there_are_others() -> None:
+    """Computing ends as soon as fetching, and leaves links and memory to others, if there are any."""
+    rows = Row(0, Path.REMOTE, ready_s=0.9, compute_s=0.10), Row(1, Path.RECOMPUTE, queue_s=0.9, compute_s=0.11)
+    idle = table(*rows)
+    assert choose(EndToEnd, idle).row == 0
+    busy = replace(idle, around=replace(idle.around, arrival_rps=0.1, mean_compute_s=5.0))
+    assert choose(EndToEnd, busy, queue_behind=0.0).row == 1
+    assert choose(EndToEnd, busy, queue_behind=0.0, fetch=0.0).row == 0
