@@ -43,6 +43,17 @@ def outstanding_s(estimates: Estimates, fleet: FleetView) -> Column:
     return np.maximum(longest_tokens * pace_s, answered_s * waiting(fleet))
 
 
+def added_s(estimates: Estimates) -> Grid:
+    """GPU seconds by which the fleet works longer for this request, (paths, rows).
+
+    Its prefill, and what its context adds to each step it decodes in; these steps themselves only where nothing else
+    decodes. What others share with it is not added: a count that divides it (`cost.decode_share_s`) sends everything
+    to the fullest replica.
+    """
+    own_steps_s = estimates.step_growth_s + estimates.weights_s * (estimates.decoding < 1.0)
+    return np.asarray(estimates.compute_s + estimates.output_tokens * estimates.pace_scale * own_steps_s)
+
+
 def waiting(fleet: FleetView) -> Column:
     """Whether each replica has prefills that are not over, (rows,), bool."""
     return np.asarray((fleet.head_ends_s > -np.inf) | (or_mean_of_known(fleet.foreign_waiting, fleet.ready) > 0.0))

@@ -10,7 +10,7 @@ Source   AI Infra textbook, section 9.5.4: one request may end 1.05 s sooner and
 from __future__ import annotations
 
 from estimators.estimates import Estimates
-from estimators.outstanding import done_s
+from estimators.outstanding import added_s, done_s
 from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.objectives.deadlines import Mask
@@ -26,5 +26,5 @@ class Makespan(Objective):
 
     def best(self, request: RequestFacts, fleet: FleetView, estimates: Estimates, among: Mask) -> Mask:
         soonest = smallest(done_s(estimates, fleet), among, ALIKE)
-        leanest = smallest(estimates.gpu_s, soonest, ALIKE)
+        leanest = smallest(added_s(estimates), soonest, ALIKE)
         return smallest(estimates.expected_s, leanest, TIE)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from estimators.estimates import Estimates
-from estimators.outstanding import done_s, harmonic, largest_of_others, outstanding_s
+from estimators.outstanding import added_s, done_s, harmonic, largest_of_others, outstanding_s
 from estimators.paths import COLUMN, Path
 from estimators.view import FleetView
 from tests.builders import a_fleet, a_request, an_estimator, estimate, held, quiet
@@ -68,6 +68,16 @@ def test_a_request_puts_off_the_decodes_it_joins_and_no_others() -> None:
     there_s, done = outstanding_s(estimates, view), done_s(estimates, view)[RECOMPUTE]
     assert done[0] >= there_s[0] + estimates.compute_s[RECOMPUTE, 0]
     assert done[1] == pytest.approx(there_s[0])
+
+
+def test_steps_that_run_anyway_are_not_added_and_a_replica_that_decodes_nothing_adds_them() -> None:
+    view = a_fleet("A100", "A100", "A100")
+    decoding(view, 0, 1, 100.0)
+    decoding(view, 1, 20, 100.0)
+    estimates = estimate(view, held([0, 0, 0]))
+    steps_s = added_s(estimates) - estimates.compute_s
+    assert steps_s[RECOMPUTE, 0] == pytest.approx(steps_s[RECOMPUTE, 1])
+    assert steps_s[RECOMPUTE, 2] - steps_s[RECOMPUTE, 0] == pytest.approx(256 * estimates.weights_s[2])
 
 
 def test_of_all_other_rows_the_largest() -> None:
