@@ -18,7 +18,8 @@ STYLES = {bars.QUEUE: "yellow", bars.FETCH: "cyan", bars.BOTH: "magenta", bars.C
 DEFAULT_FILE = Path("receipts.jsonl")
 MOST_SHOWN = 24  # candidates; beyond, a screen holds no more
 LEAST_WIDTH, MOST_WIDTH = 12, 72
-BESIDE = 62  # columns of a line that are not the bar
+MOST_NAME = 16  # columns of a replica's name, or a path's
+BESIDE = 32  # columns of a line that are neither names nor the bar
 
 
 class ExplainCommand:
@@ -67,13 +68,14 @@ def ordered(receipt: Receipt) -> list[Candidate]:
 
 
 def _draw(receipt: Receipt, shown: list[Candidate], console: Console) -> None:
-    width = max(LEAST_WIDTH, min(MOST_WIDTH, console.width - BESIDE))
+    names = sum(min(MOST_NAME, max(map(len, column))) for column in _names(shown))
+    width = max(LEAST_WIDTH, min(MOST_WIDTH, console.width - BESIDE - names))
     observed_s = receipt.waited_s
     longest_s = max([one.first_token_s for one in shown] + [observed_s or 0.0])
     axis_s = bars.axis_end_s(max(longest_s, 1e-4))
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for name in ("", "replica", "path"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=16)
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=MOST_NAME)
     table.add_column("", no_wrap=True, width=width)
     for name in ("first", "mean", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -96,6 +98,11 @@ def _draw(receipt: Receipt, shown: list[Candidate], console: Console) -> None:
         table.add_row("", "", "", Text(line), "", "", "")
     console.print(_legend(came=observed_s is not None))
     console.print(table)
+
+
+def _names(shown: list[Candidate]) -> tuple[list[str], list[str]]:
+    """Replicas and paths."""
+    return [one.replica for one in shown], [one.path for one in shown]
 
 
 def _coloured(drawn: str) -> Text:

@@ -246,3 +246,18 @@ def test_the_command_prints_an_answer_for_each_policy(tmp_path: Path, capsys: py
     assert [one["policy"] for one in json.loads(capsys.readouterr().out)] == ["e2e", "least_request"]
     assert main(["whatif", str(path), "--policy", "nonsense"]) == 2
     assert "there is no policy 'nonsense'" in capsys.readouterr().err
+
+
+def test_a_fleet_file_needs_no_urls_here_and_what_is_wrong_with_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, fleet = tmp_path / "r.jsonl", tmp_path / "fleet.yaml"
+    path.write_bytes(b"\n".join(msgspec.json.encode(receipt) for receipt in receipts_of_turns(60)))
+    command = ["whatif", str(path), "--policy", "least_request", "--draws", "2", "--fleet", str(fleet)]
+    fleet.write_text("{replicas: [{name: fast, card: A100}, {name: slow, card: H20}]}")
+    assert main(command) == 0
+    fleet.write_text("{replicas: [{name: fast, card: abacus}]}")
+    assert main(command) == 2
+    assert "card 'abacus'" in capsys.readouterr().err
+    fleet.unlink()
+    assert main(command) == 2
