@@ -229,6 +229,7 @@ class PromptReader:
             priority=question.wishes.priority,
             tenant=question.wishes.tenant,
             deadline_s=question.wishes.deadline_s,
+            pace_deadline_s=question.wishes.pace_deadline_s,
             policy=question.wishes.policy,
             unit=question.wishes.unit,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from estimators.view import FleetView
 from policies.by_load.least_request import LeastRequest
 from policies.objectives import EndToEnd, FirstToken
 from policies.objectives.objective import Objective
-from router.actions import Ended, Send
+from router.actions import Ended, Hold, Refuse, Send
 from router.dispatch import Dispatcher
 from router.placing import Replica
 from tests.builders import MODEL, NoHoldings, a_request, held, quiet
@@ -49,7 +50,7 @@ def a_view(replicas: int) -> FleetView:
     return view
 
 
-def a_dispatcher(rule: Rule, replicas: int, where: Held) -> Dispatcher:
+def a_dispatcher(rule: Rule, replicas: int, where: Held, **settings: Any) -> Dispatcher:
     view = a_view(replicas)
     names = view.names
     doubt = Doubt(HitProbability(names), ResidualSpread(names), Conformal(LEVELS))
@@ -59,7 +60,7 @@ def a_dispatcher(rule: Rule, replicas: int, where: Held) -> Dispatcher:
         view=view,
         holdings=NoHoldings(where),
         estimator=Estimator(costs=costs_of(QWEN3_8B), layers=36, rows=replicas, doubt=doubt),
-        policy=rule(rng),
+        policy=rule(rng, **settings),
         policy_name="rule",
         by_load=LeastRequest(rng),
         on_receipt=lambda receipt: None,
@@ -191,3 +192,30 @@ def test_a_longer_queue_never_draws_a_request(
         queue(after, row, wait_s + more_s * (row == 0))
     if chosen(rule, before, held(blocks)) != "A":
         assert chosen(rule, after, held(blocks)) != "A"
+
+
+# Deadlines, as the dispatcher keeps them
+
+
+def test_a_request_that_nobody_serves_in_time_waits_until_somebody_can() -> None:
+    """The only replica needs 2 s for the prompt before it; then there is time enough."""
+    dispatcher = a_dispatcher(FirstToken, 1, held([0]), late="queue")
+    (first,) = dispatcher.arrived(a_request(20_000, request_id="first"), 0.0)
+    assert isinstance(first, Send)
+    (hold,) = dispatcher.arrived(a_request(1000, request_id="second", deadline_s=1.0), 0.1)
+    assert isinstance(hold, Hold)
+    answered = dispatcher.first_token(first, 0.2)
+    answered += dispatcher.finished(first, Ended(200, output_tokens=1, cached_tokens=0), 0.2)
+    (sent,) = answered
+    assert isinstance(sent, Send)
+    assert sent.held is hold
+
+
+def test_a_request_that_nobody_serves_in_time_is_refused_with_429_where_that_is_wished() -> None:
+    dispatcher = a_dispatcher(FirstToken, 1, held([0]), late="refuse", slo_ttft_ms=500)
+    (first,) = dispatcher.arrived(a_request(4000, request_id="first", deadline_s=10.0), 0.0)
+    assert isinstance(first, Send)
+    (refused,) = dispatcher.arrived(a_request(4000, request_id="second"), 0.01)
+    assert isinstance(refused, Refuse)
+    assert refused.status == 429
+    assert "0.5 s" in refused.message
