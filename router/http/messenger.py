@@ -48,6 +48,7 @@ class Messenger:
         self._clock = clock
         self._internal_error = internal_error
         self._granted: deque[Waiter] = deque()
+        self._waiting = 0  # how many are held
         self._carrying = False
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = inf  # when the timer looks
@@ -62,13 +63,18 @@ class Messenger:
             actions = None
         if actions:
             actions = self._sorted(waiter, actions)
-        if self._decider.waits:
+        if self._waiting:
             self._watch()
         return actions
 
+    def leave(self, waiter: Waiter, rule: Callable[..., list[Action]], hold: Hold) -> None:
+        """Tell the decider by `rule` that one who waits does not wait any more."""
+        self._waiting -= 1
+        self.ask(waiter, rule, hold)
+
     def look(self) -> None:
         """Somebody told the decider of a replica: who waits may go, or has nowhere to go."""
-        if self._decider.waits:
+        if self._waiting:
             self._watch()
 
     def stop(self) -> None:
@@ -86,12 +92,14 @@ class Messenger:
             if isinstance(action, Hold):
                 assert waiter is not None, "only who asks is made to wait"
                 action.owner = waiter
+                self._waiting += 1
                 waiter.held(action)
             elif action.held is None:
                 own.append(action)
             else:
                 others = True
                 owner: Waiter = action.held.owner
+                self._waiting -= 1
                 owner.granted(action)
                 self._granted.append(owner)
         if others and not self._carrying:
