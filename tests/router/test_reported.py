@@ -6,12 +6,15 @@ from typing import Any, cast
 
 import pytest
 
+from router.actions import Hold, Send
+from router.admission import AdmissionConfig
 from router.assemble import assemble
 from router.config import RouterConfig
 from router.fleet import Fleet, ReplicaSpec
 from router.health import State
 from router.reported import Reported
 from router.signals.load import Load
+from tests.builders import a_request
 
 
 class Others:
@@ -34,10 +37,10 @@ class Others:
 class Table:
     """Two ranks of one server, and a server of its own. spoken : rows of which bytes came since they were asked"""
 
-    def __init__(self) -> None:
+    def __init__(self, **config: Any) -> None:
         urls = ["http://127.0.0.1:1", "http://127.0.0.1:1", "http://127.0.0.1:2"]
         fleet = Fleet(replicas=[ReplicaSpec(name=name, url=url) for name, url in zip("abc", urls, strict=True)])
-        core = assemble(RouterConfig(), fleet, on_receipt=lambda receipt: None)
+        core = assemble(RouterConfig(**config), fleet, on_receipt=lambda receipt: None)
         self.dispatcher, self.now_s, self.looks = core.dispatcher, 0.0, 0
         self.spoken: set[int] = set()
         self.others = Others()
@@ -120,3 +123,13 @@ def test_an_engine_whose_counters_stand_still_is_found_by_its_loads_and_probes()
         table.probe([2])
     assert table.dispatcher.health(2).state() is State.OPEN
     assert table.dispatcher.health(0).state() is State.CLOSED
+
+
+def test_an_engine_that_runs_fewer_at_once_than_it_may_be_given_is_full_sooner() -> None:
+    table = Table(admission=AdmissionConfig(max_in_flight=8))
+    table.reported.load(2, Load(running=0.0, waiting=0.0, max_running=1.0), 0.0, 0.1)
+    kinds = []
+    for name in ("one", "two"):
+        (action,) = table.dispatcher.arrived(a_request(request_id=name, model="m", only="c"), 3.0)
+        kinds.append(type(action))
+    assert kinds == [Send, Hold]

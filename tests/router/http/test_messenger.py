@@ -190,6 +190,21 @@ def test_no_timer_is_made_while_nobody_waits(how: str) -> None:
     assert table.loop.live == []
 
 
+def test_a_decider_that_raises_when_something_is_due_is_asked_again_and_not_all_the_time() -> None:
+    table = Table()
+    a_wait(table, Waiter())
+
+    def raises(now_s: float) -> list[Action]:
+        table.rules.asked_s.append(now_s)
+        raise RuntimeError("a bug")
+
+    table.rules.due = raises  # type: ignore[method-assign]
+    table.rules.next_due_s = -1e9
+    table.messenger.look()
+    table.loop.advance_to(10.0)
+    assert 9 <= len(table.rules.asked_s) <= 11
+
+
 def test_no_timer_runs_after_the_end() -> None:
     table = Table()
     a_wait(table, Waiter())
