@@ -17,7 +17,7 @@ import xxhash
 from estimators.estimates import Estimates
 from estimators.ranges import require
 from estimators.request import RequestFacts
-from estimators.view import FleetView
+from estimators.view import FleetView, is_nobody
 from policies.base import Choice, Reason, choose_replica
 
 
@@ -71,6 +71,7 @@ class PrefixHash:
         points = [
             (xxhash.xxh3_64_intdigest(f"{name}/{node}".encode()), row)
             for row, name in enumerate(names)
+            if not is_nobody(name)  # else the share of who comes next in the ring would be larger
             for node in range(self._virtual_nodes)
         ]
         points.sort()
