@@ -28,6 +28,9 @@ class RequestFacts:
     chain_of_text : whether the blocks are of text rather than tokens: no engine announces such blocks, so only what
         the router remembers of its own placements can match them
     tokenised : form of a prompt whose tokens the router counted itself; "" when the client gave them, or nobody did
+    priority : of those that wait, larger is sooner
+    tenant : whose request it is, of those who share the fleet; "" when nobody says
+    deadline_s : of its first token, from its arrival, > 0; None: the client named none
     edited : fields of the body that the router changed or added
     client : name of the key that let the client in; "" when none is needed
     own_id : id the body gives the request, which its engine then uses; "" when it gives none
@@ -51,6 +54,9 @@ class RequestFacts:
     block_tokens: int = 16
     chain_of_text: bool = False
     tokenised: str = ""
+    priority: int = 0
+    tenant: str = ""
+    deadline_s: float | None = None
     edited: tuple[str, ...] = ()
     client: str = ""
     own_id: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from estimators.paths import Path
 from estimators.request import RequestFacts
@@ -44,6 +45,18 @@ class Ended:
 
 
 @dataclass(slots=True, eq=False)
+class Hold:
+    """Keep the request waiting: every replica that could take it is full.
+
+    Followed, from any later call, by one `Send` or `Refuse` that has it as `held`; or given up with `left`.
+    """
+
+    request: RequestFacts
+    owner: Any = None  # the shell's: who is to hear of it
+    ticket: object = None  # the dispatcher's own record; opaque to the shell
+
+
+@dataclass(slots=True, eq=False)
 class Send:
     """Send the request, byte for byte, to `base_url`. Closed by one of finished, failed and cancelled."""
 
@@ -57,6 +70,7 @@ class Send:
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # added to the upstream request
     explain: str | None = None  # JSON for the response header x-tfirst-explain, when asked for
     placement: object = None  # the dispatcher's own record; opaque to the shell
+    held: Hold | None = None  # it waited, and this is for its owner; None: for who asked
 
 
 @dataclass(slots=True)
@@ -68,6 +82,7 @@ class Refuse:
     message: str  # one sentence an operator can act on
     retry_after_s: int | None = None
     param: str | None = None
+    held: Hold | None = None  # it waited, and this is for its owner; None: for who asked
 
 
-Action = Send | Refuse
+Action = Send | Hold | Refuse

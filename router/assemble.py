@@ -27,11 +27,12 @@ from estimators.view import FleetView
 from policies.least_request import LeastRequest
 from router.config import RouterConfig
 from router.directory import Directory
-from router.dispatch import Dispatcher, Replica
+from router.dispatch import Dispatcher
 from router.fleet import Fleet, LinkSpec, ReplicaSpec
 from router.holdings import DirectoryHoldings, Holdings
 from router.names import ModelNames
 from router.other_tiers import OtherTiers
+from router.placing import Replica
 from router.plain import PlainDispatcher, reads_estimates
 from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
@@ -71,7 +72,8 @@ def assemble(
     answers : of a look-up service that knows the store and replicas' tiers, if there is one
     written : what is written through to a store without events, if there is one; kept up to date from here
     every_candidate : receipts name all that was possible, else only what was chosen
-    forecasts : somebody reads what was expected, or keeps what is learned; else rules that do not are spared it
+    forecasts : somebody reads what was expected, or keeps what is learned; else rules that do not are spared it,
+        unless admission reads it
     epoch_s : Unix time at now_s = 0 of the clock that will drive it
     wrap_estimator : puts something between estimates and their readers, for experiments
 
@@ -104,7 +106,8 @@ def assemble(
         doubt=Doubt(HitProbability(view.names), ResidualSpread(view.names, uncalibrated=unknown), Conformal(LEVELS)),
     )
     policy = build_policy(config.policy.name, config.policy.settings, config.seed)
-    make = Dispatcher if forecasts or reads_estimates(policy) else PlainDispatcher
+    estimated = forecasts or reads_estimates(policy) or config.admission.reads_estimates
+    make = Dispatcher if estimated else PlainDispatcher
     dispatcher = make(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
         view=view,
@@ -116,6 +119,9 @@ def assemble(
         on_receipt=on_receipt,
         characters_per_token=characters_per_token,
         max_attempts=config.max_attempts,
+        admission=config.admission,
+        health=config.health,
+        retries=config.retries,
         calibration_spreads=[prior.spread for prior in priors],
         learn_disciplines=fleet.fetch.discipline is None and has_routes(fleet),
         epoch_s=epoch_s,

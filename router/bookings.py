@@ -177,6 +177,10 @@ class Ledger:
                 self._add_behind(booking, +1)
         return booking
 
+    def prefills(self, row: int) -> int:
+        """Requests on `row` whose prefill is not known to be over."""
+        return len(self._waiting[row])
+
     def first_token(self, booking: Booking, now_s: float) -> None:
         """Its first token came at `now_s`: the prefill is over and it decodes."""
         booking.first_token_at_s = now_s

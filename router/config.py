@@ -7,10 +7,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from router.admission import AdmissionConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
+from router.health import HealthConfig
 from router.http.contract import Count, Limits, Seconds, TimeOuts
 from router.http.tls import TlsConfig, UpstreamTlsConfig
+from router.retries import RetryConfig
 from router.safe_urls import SafeAddresses
 
 Section = TypeVar("Section", bound=msgspec.Struct)
@@ -121,6 +124,9 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     state: StateConfig = StateConfig()
     limits: Limits = Limits()  # what one client may make the router hold
     time_outs: TimeOuts = TimeOuts()  # how long it waits for a peer
+    admission: AdmissionConfig = AdmissionConfig()
+    health: HealthConfig = HealthConfig()
+    retries: RetryConfig = RetryConfig()
     max_attempts: Count = 3  # different replicas tried before the first byte
     drain_s: Seconds = 30.0  # at shut-down streams get this long to finish
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0  # of every draw by chance: ties and policies that draw

@@ -11,7 +11,8 @@ from time import perf_counter
 
 from estimators.request import RequestFacts
 from router.actions import Action, Cause, Ended, Send
-from router.dispatch import Dispatcher, Placement
+from router.dispatch import Dispatcher
+from router.placing import Placement
 from router.signals.orca import REQUEST_HEADER
 from router.signals.ranks import rows_by_url
 

@@ -2,60 +2,42 @@
 
 Three shells can drive it: the gateway (wall clock), a replay (virtual clock), tests. Each `Send` is closed by exactly
 one of `finished`, `failed` and `cancelled`; only an overloaded answer that nobody can stand in for stays open after
-`failed`, because it is relayed to its end.
+`failed`, because it is relayed to its end. Each `Hold` is followed by one `Send` or `Refuse`, or given up by `left`.
+
+Whatever is told can make room for a request that waits, so the actions of any call can be those of others: they name
+their `Hold`, and come after the actions for the request the call is about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
-from estimators.estimates import Estimates, Estimator
-from estimators.links import Promise
+from estimators.estimates import Estimator
 from estimators.model_prior import KNOWN_SPREAD
-from estimators.paths import COLUMN, Path
-from estimators.prefetch import Hold
 from estimators.request import RequestFacts
 from estimators.view import FleetView
-from policies.base import Choice, Policy
-from router.actions import Action, Cause, Ended, Outcome, Refuse, Send
-from router.beliefs import Belief, belief_of, tell
-from router.bookings import Booking, Ledger
+from policies.base import Policy
+from router import load_reports, refusals
+from router.actions import Action, Cause, Ended, Hold, Outcome, Send
+from router.admission import Admission, AdmissionConfig
+from router.bookings import Ledger
+from router.endings import Endings
+from router.entrance import Entrance, where_of
+from router.health import Health, HealthConfig, Trouble
 from router.holdings import Holdings
 from router.learning import Learning, PrefixCounters
-from router.notes import Notes
+from router.notes import write_candidates
+from router.placing import Placement, Placer, Replica
 from router.prompts import CharactersPerToken
-from router.receipts import Candidate, Receipt
-from router.standing import Standing, rested, serving
+from router.receipts import Receipt
+from router.retries import RetryBudget, RetryConfig
+from router.standing import Standing
 
-RETRY_AFTER_S = 1
 MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """What the dispatcher needs to address a replica. base_url : http(s)://host:port"""
-
-    name: str
-    base_url: str
-
-
-@dataclass(slots=True, eq=False)
-class Placement:
-    """The dispatcher's record behind one `Send`."""
-
-    booking: Booking
-    receipt: Receipt
-    notes: Notes | None  # None: nothing was estimated
-    arrived_at_s: float
-    tried: set[int]
-    promised: list[Promise]  # what its fetch has yet to bring over which links
-    room: Hold | None  # for it, where a replica has little
-    belief: Belief | None  # what it counts on finding
-    expected: int | None  # number under which its blocks are expected; None: it leaves none
-    computed: bool = False  # its prefill is over
+OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
+_TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
 
 
 class Dispatcher:
@@ -65,6 +47,7 @@ class Dispatcher:
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
     every_candidate : receipts name all that was possible, else only what was chosen
+    placing : how placements are made
     """
 
     def __init__(
@@ -80,19 +63,18 @@ class Dispatcher:
         on_receipt: Callable[[Receipt], None],
         characters_per_token: CharactersPerToken | None = None,
         max_attempts: int = 3,
+        admission: AdmissionConfig | None = None,
+        health: HealthConfig | None = None,
+        retries: RetryConfig | None = None,
         calibration_spreads: list[float] | None = None,
         learn_disciplines: bool = False,
         epoch_s: float = 0.0,
         every_candidate: bool = True,
+        placing: type[Placer] = Placer,
     ) -> None:
         self.view = view
         self.replicas = replicas
         self.policy_name = policy_name
-        self._holdings = holdings
-        self._estimator = estimator
-        self._policy = policy
-        self._by_load = by_load
-        self._on_receipt = on_receipt
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
         self._every_candidate = every_candidate
@@ -104,13 +86,36 @@ class Dispatcher:
             calibration_spreads or [KNOWN_SPREAD] * view.rows,
             learn_disciplines=learn_disciplines,
         )
-        self._standing = [Standing() for _ in range(view.rows)]
+        self._placer = placing(
+            replicas=replicas,
+            view=view,
+            holdings=holdings,
+            estimator=estimator,
+            policy=policy,
+            by_load=by_load,
+            learning=self.learning,
+            ledger=self._ledger,
+        )
+        health = health or HealthConfig()
+        self._standing = [Standing(Health(health)) for _ in range(view.rows)]
+        self._retries = RetryBudget(retries or RetryConfig())
+        self._admission = Admission(
+            admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
+        )
+        self._endings = Endings(on_receipt)
+        self._entrance = Entrance(
+            admission=self._admission,
+            standings=self._standing,
+            names=[replica.name for replica in replicas],
+            placer=self._placer,
+            endings=self._endings,
+        )
         view.up[:] = False
 
     # Requests
 
     def arrived(self, request: RequestFacts, now_s: float) -> list[Action]:
-        """A whole request is here: place it or refuse it."""
+        """A whole request is here: place it, let it wait, or refuse it."""
         receipt = Receipt(
             request_id=request.request_id,
             arrived_at=self._epoch_s + now_s,
@@ -124,106 +129,136 @@ class Dispatcher:
             edited=request.edited,
         )
         if not any(standing.may_serve(request.model) for standing in self._standing):
-            return [self._refuse(receipt, self._unknown_model(request.model), now_s, now_s)]
-        self._noticed(request, now_s)
-        return [self._place(request, receipt, now_s, set(), now_s)]
+            refusal = refusals.unknown_model(request.model, self.models)
+            return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
+        others = self.due(now_s)
+        self._retries.request(now_s)
+        self._placer.noticed(request, now_s)
+        return [*self._entrance.enter(request, receipt, frozenset(), arrived_at_s=now_s, now_s=now_s), *others]
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""
         placement = _placement(sent)
         placement.receipt.first_token_s = now_s - placement.arrived_at_s
-        self.learning.first_token(placement.booking, now_s)
-        self._computed(placement, now_s)
-        for promise in placement.promised:
-            self._estimator.routes.table.arrived(promise, now_s)
-        self._give_back(placement)
-        self._ledger.first_token(placement.booking, now_s)
-        return []
+        self._standing[sent.row].health.answered(placement.booking.placed_at_s, now_s)
+        self._placer.first_token(placement, now_s)
+        return self._entrance.let_go(now_s)
 
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
         """`sent` was answered completely, well or not."""
         placement = _placement(sent)
-        receipt = placement.receipt
+        receipt, health = placement.receipt, self._standing[sent.row].health
         receipt.status = ended.status
         receipt.output_tokens = ended.output_tokens
         receipt.cached_tokens = ended.cached_tokens
         if ended.stream_error or ended.status >= 500:
             if ended.status not in (503, 529):  # overload is no failure
-                self._standing[sent.row].failed(placement.booking.placed_at_s, now_s)
+                health.failed(Trouble.ERRORS, now_s)
             self._close(placement, Outcome.SERVER_ERROR, now_s)
         elif ended.status >= 300:
             self._close(placement, Outcome.CLIENT_ERROR, now_s)
         else:
-            self._standing[sent.row].failures = 0
+            health.answered(placement.booking.placed_at_s, now_s)
             try:
-                self._answered(placement, ended, now_s)
+                self._placer.answered(placement, ended, now_s)
             finally:  # whatever an engine reports, the request is over
                 self._close(placement, Outcome.OK, now_s)
-        return []
+        return self._entrance.let_go(now_s)
 
-    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
-        """`sent` came to nothing. Another `Send` is returned when nothing was relayed and somebody else can take it.
+    def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
+        """`sent` came to nothing. When nothing was relayed and somebody else can take it, it is placed anew.
 
         A replica that is overloaded, or does not keep the response asked for, keeps its own answer when nobody can
-        stand in for it: an empty list, `sent` stays open, and `finished` follows.
+        stand in for it: no action for this request, `sent` stays open, and `finished` follows.
+
+        retry_after_s : what an overloaded replica asked for; None: it did not say
         """
         placement = _placement(sent)
-        receipt = placement.receipt
-        tried = placement.tried | {sent.row}
-        standing = self._standing[sent.row]
+        receipt, health = placement.receipt, self._standing[sent.row].health
         if cause is Cause.OVERLOADED:  # no failure, but others first for as long as such answers ask for
-            standing.overloaded(now_s, RETRY_AFTER_S)
+            health.overloaded(now_s, OVERLOADED_S if retry_after_s is None else retry_after_s)
         elif cause is not Cause.ELSEWHERE:
-            standing.failed(placement.booking.placed_at_s, now_s)
-        most = MOST_ASKED if cause is Cause.ELSEWHERE else self._max_attempts
-        may_retry = cause is not Cause.BROKEN and sent.attempt < most
-        if may_retry and rested(self._standing, self._able(sent.request), tried, now_s):
-            self._end_booking(placement, now_s)
+            health.failed(_TROUBLES.get(cause, Trouble.SILENT), now_s)
+        tried = placement.tried | {sent.row}
+        why_no_more = "" if cause is Cause.BROKEN else self._why_no_more(sent, cause, tried, now_s)
+        if cause is not Cause.BROKEN and not why_no_more:
+            self._end_placement(placement, now_s)
             receipt.tried.append(sent.replica)
-            return [self._place(sent.request, receipt, placement.arrived_at_s, tried, now_s)]
+            again = self._entrance.enter(sent.request, receipt, tried, arrived_at_s=placement.arrived_at_s, now_s=now_s)
+            return [*again, *self._entrance.let_go(now_s)]
         if cause in (Cause.OVERLOADED, Cause.ELSEWHERE):
             return []
         receipt.tried.append(sent.replica)
         receipt.cause = cause.value
         self._close(placement, Outcome.FAILED, now_s)
         if cause is Cause.BROKEN:
-            return []
-        return [
-            Refuse(
-                502,
-                "BadGateway",
-                f"replica {sent.replica} failed before any byte was relayed ({cause.value}),"
-                " and no other replica could take the request",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        ]
+            return self._entrance.let_go(now_s)
+        retry_after = self._entrance.retry_after_s(now_s)
+        refusal = refusals.attempts_failed(sent.replica, cause, why_no_more, retry_after)
+        return [refusal, *self._entrance.let_go(now_s)]
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         """The client of `sent` left."""
         self._close(_placement(sent), Outcome.CANCELLED, now_s)
+        return self._entrance.let_go(now_s)
+
+    def left(self, hold: Hold, now_s: float) -> list[Action]:
+        """The client of a request that waits left: it is forgotten."""
+        self._entrance.left(hold, now_s)
         return []
 
     def due(self, now_s: float) -> list[Action]:
-        """What time alone causes by `now_s`: prefills that nobody can see end are taken to have ended."""
+        """What time alone causes by `now_s`: unseen prefills end, waits time out, replicas may be tried again."""
         self._ledger.settle(now_s)
-        return []
+        return [*self._entrance.time_out(now_s), *self._entrance.let_go(now_s)]
+
+    def settle(self, now_s: float) -> None:
+        """Let unseen prefills end by `now_s`, for who looks at the fleet; nobody is sent on."""
+        self._ledger.settle(now_s)
 
     @property
     def next_due_s(self) -> float | None:
-        """When `due` is wanted; None while only events can change anything."""
-        return self._ledger.next_settled_s()
+        """When `due` is wanted; None while only events can change anything. Changes with every call."""
+        settled_s, waited_s = self._ledger.next_settled_s(), self._entrance.next_due_s()
+        if settled_s is None or waited_s is None:
+            return waited_s if settled_s is None else settled_s
+        return min(settled_s, waited_s)
 
     # What replicas report
 
-    def replica_up(self, row: int, models: frozenset[str]) -> None:
+    def replica_up(self, row: int, models: frozenset[str], now_s: float) -> None:
         """`row` answers its probes and serves `models` (empty: it did not say, so any)."""
-        self._standing[row].came_up(models)
-        self.view.up[row] = True
+        standing = self._standing[row]
+        standing.models = models
+        standing.health.came_up(now_s)
+        self._up_or_down(row)
 
     def replica_down(self, row: int) -> None:
         """`row` does not answer its probes: not chosen until it does, running streams untouched."""
-        self._standing[row].up = self.view.up[row] = False
+        self._standing[row].health.went_down()
+        self._up_or_down(row)
         self.load_reported(row, running=None, waiting=None, sent_s=0.0, now_s=np.nan)
+
+    def probed(
+        self, row: int, now_s: float, *, alive: bool, progress: bool | None = None, running: float | None = None
+    ) -> None:
+        """Take in one probe of `row`; see `Health.probed`. Its models are those it named last."""
+        self._standing[row].health.probed(now_s, alive=alive, progress=progress, running=running)
+        self._up_or_down(row)
+
+    def heard(self, row: int, now_s: float) -> None:
+        """Bytes of an answer came from `row`: a probe that is late means nothing then."""
+        self._standing[row].health.heard(now_s)
+
+    def identified(self, row: int, identity: Hashable) -> bool:
+        """Whether another backend than before answers as `row`; what was learned of the old one is forgotten then.
+
+        identity : whatever tells backends apart, for example models, version and start of the process
+        """
+        changed = self._standing[row].health.identified(identity)
+        if changed:
+            self.learning.restarted(row)
+        return changed
 
     def load_reported(
         self,
@@ -238,26 +273,22 @@ class Dispatcher:
     ) -> None:
         """`row` reported requests `running` and `waiting` in answer to a poll sent at `sent_s`; None: it did not say.
 
-        Ours are those booked now or ended since the poll went out, so nothing of ours is taken for foreign. A report
-        that stops coming keeps its last value and shows its age in receipts.
+        A report that stops coming keeps its last value and shows its age in receipts.
 
         kv_used_share : part of its KV memory in use, 0..1; prefix : totals of its prefix cache
         """
-        view, standing = self.view, self._standing[row]
         if prefix is not None:
             self.learning.counted(row, prefix, now_s)
-        view.kv_used_share[row] = np.nan if kv_used_share is None else kv_used_share
-        if running is None or waiting is None:
-            view.foreign_waiting[row] = view.foreign_decoding[row] = view.sampled_at_s[row] = np.nan
-            return
-        ours = view.booked.item(row) + standing.ended_since(sent_s)  # items: sums of numpy's scalars cost ten times
-        ours_waiting = ours - view.decode_batch.item(row)
-        foreign = max(0.0, running + waiting - ours)
-        foreign_waiting = min(foreign, max(0.0, waiting - ours_waiting))
-        view.foreign_waiting[row] = foreign_waiting
-        view.foreign_decoding[row] = foreign - foreign_waiting
-        view.sampled_at_s[row] = now_s
-        if kv_used_share is not None:
+        load_reports.take_in(
+            self.view,
+            row,
+            running=running,
+            waiting=waiting,
+            ended_since=self._standing[row].ended_since(sent_s),
+            kv_used_share=kv_used_share,
+            now_s=now_s,
+        )
+        if kv_used_share is not None and running is not None and waiting is not None:
             self.learning.kv_used(row, kv_used_share)
 
     def capacity_reported(self, row: int, tokens: float) -> None:
@@ -275,6 +306,10 @@ class Dispatcher:
         """Whether `row` answers its probes."""
         return self._standing[row].up
 
+    def health(self, row: int) -> Health:
+        """How `row` is doing, to be looked at."""
+        return self._standing[row].health
+
     def models_of(self, row: int) -> list[str]:
         """Models `row` has named, sorted."""
         return sorted(self._standing[row].models or ())
@@ -284,206 +319,39 @@ class Dispatcher:
         """Requests placed and not yet ended."""
         return int(self.view.booked.sum())
 
+    @property
+    def queued(self) -> dict[str, int]:
+        """Requests that wait for a replica with room, by who shares."""
+        return self._admission.backlog.counts()
+
     # Inside
 
-    def _place(
-        self, request: RequestFacts, receipt: Receipt, arrived_at_s: float, tried: set[int], now_s: float
-    ) -> Action:
-        able = self._able(request)
-        rows = rested(self._standing, able, tried, now_s)
-        if not rows:
-            return self._refuse(receipt, self._nobody(request), arrived_at_s, now_s)
-        try:
-            return self._decide(request, receipt, rows, len(able), arrived_at_s, tried, now_s)
-        except Exception:
-            receipt.cause = "internal"
-            self._end_receipt(receipt, Outcome.FAILED, arrived_at_s, now_s)
-            raise
+    def _why_no_more(self, sent: Send, cause: Cause, tried: frozenset[int], now_s: float) -> str:
+        """Why a request that failed gets no other attempt; "" when it does, which is then paid for."""
+        most = MOST_ASKED if cause is Cause.ELSEWHERE else self._max_attempts
+        if sent.attempt >= most:
+            return f"no more than {most} attempts are made"
+        if not self._entrance.fit(where_of(sent.request, tried), now_s):
+            return "no other replica could take the request"
+        if cause is Cause.ELSEWHERE:  # asking around is no retry
+            return ""
+        return "" if self._retries.take(now_s) else "the budget for second attempts is spent"
 
-    def _noticed(self, request: RequestFacts, now_s: float) -> None:
-        """Traffic is learned of generations, wherever they will run."""
-        if request.generates:
-            self.learning.arrived(request, now_s)
+    def _up_or_down(self, row: int) -> None:
+        self.view.up[row] = self._standing[row].up
+        self._entrance.look_again()
 
-    def _able(self, request: RequestFacts) -> list[int]:
-        """Rows that are up and can run `request`."""
-        able = serving(self._standing, request.model)
-        return [row for row in able if self.replicas[row].name == request.only] if request.only else able
-
-    def _nobody(self, request: RequestFacts) -> Refuse:
-        """Why none of the replicas that serve the model is up for `request`."""
-        name = request.only
-        if name and all(replica.name != name for replica in self.replicas):
-            return Refuse(404, "NotFoundError", f"replica {name}, which kept this response, has left the fleet")
-        who = f"replica {name}, which keeps this response, is not up" if name else "no replica is up"
-        return Refuse(503, "ServiceUnavailable", f"{who}; try again shortly", retry_after_s=RETRY_AFTER_S)
-
-    def _decide(
-        self,
-        request: RequestFacts,
-        receipt: Receipt,
-        rows: list[int],
-        replicas: int,
-        arrived_at_s: float,
-        tried: set[int],
-        now_s: float,
-    ) -> Send:
-        """replicas : that serve the request's model, those among them that may not be chosen now included"""
-        view = self.view
-        view.ready[:] = False
-        view.ready[rows] = True
-        self.due(now_s)
-        around = self.learning.surroundings(request, replicas, now_s)
-        held = self._holdings.held(request.chain, now_s)
-        estimates = self._estimator.estimate(request, held, view, around, now_s)
-        policy = self._policy if request.generates else self._by_load
-        choice = policy.choose(request, view, estimates)
-        booking = self._book(request, choice, estimates, now_s)
-        notes = Notes(estimates, choice, held, view, now_s)
-        self._note(receipt, choice, estimates)
-        self._note_chosen(notes.chosen, booking, now_s)
-        if request.explain:
-            receipt.candidates, receipt.chosen = notes.candidates()
-        receipt.placed_s = now_s - arrived_at_s
-        receipt.attempts += 1
-        replica = self.replicas[choice.row]
-        peer = estimates.peers[choice.row] if choice.path is Path.PEER and estimates.peers is not None else None
-        promised, room = self._promise(choice, estimates, now_s)
-        leaves = request.generates and bool(request.chain)
-        return Send(
-            request=request,
-            row=choice.row,
-            replica=replica.name,
-            base_url=replica.base_url,
-            path=choice.path,
-            source=None if peer is None else self.replicas[int(peer)].name,
-            attempt=receipt.attempts,
-            explain=receipt.summary() if request.explain else None,
-            placement=Placement(
-                booking=booking,
-                receipt=receipt,
-                notes=notes,
-                arrived_at_s=arrived_at_s,
-                tried=tried,
-                promised=promised,
-                room=room,
-                belief=belief_of(request, held, estimates, choice) if leaves else None,
-                expected=self._holdings.expect(choice.row, request.chain, now_s) if leaves else None,
-            ),
-        )
-
-    def _book(self, request: RequestFacts, choice: Choice, estimates: Estimates, now_s: float) -> Booking:
-        reused = float(estimates.reused_tokens[COLUMN[choice.path], choice.row])
-        new_tokens = max(1.0, request.prompt_tokens - reused)
-        booking = self._ledger.place(
-            request,
-            choice,
-            estimates,
-            now_s,
-            own_work_s=self._estimator.work_s(choice.row, new_tokens, reused, self.view),
-            remaining_tokens=self.learning.remaining_tokens(request),
-        )
-        self.learning.placed(booking, choice, estimates, now_s)
-        return booking
-
-    def _promise(self, choice: Choice, estimates: Estimates, now_s: float) -> tuple[list[Promise], Hold | None]:
-        """Put the fetch of `choice` on the links it crosses, from when it will start, and hold its room."""
-        moved = self._estimator.fetched_bytes(estimates, choice.path, choice.row)
-        starts_s = now_s
-        if self.view.disciplines[choice.row].in_turn:
-            starts_s += float(estimates.queue_s[choice.row])
-        table, space = self._estimator.routes.table, self._estimator.space
-        promised = [table.promise(stages, size, now_s=now_s, starts_s=starts_s) for stages, size in moved]
-        if space is None or not promised:
-            return promised, None
-        until_s = max(promise.ends_at_s for promise in promised)
-        return promised, space.hold(choice.row, sum(size for _, size in moved), until_s=until_s)
-
-    def _note(self, receipt: Receipt, choice: Choice, estimates: Estimates) -> None:
-        """The choice and what it rested on; candidates are written down when the request has ended."""
-        receipt.candidates, receipt.chosen = [], None
-        receipt.reason = choice.reason.value
-        receipt.probability = choice.probability
-        around = estimates.around
-        receipt.expected_output_tokens = around.output_tokens
-        receipt.arrival_rps = around.arrival_rps
-        receipt.mean_compute_s = around.mean_compute_s
-
-    def _note_chosen(self, chosen: Candidate, booking: Booking, now_s: float) -> None:
-        """What is worked out for the chosen candidate alone."""
-        row = booking.row
-        chosen.first_token_p90_s, chosen.first_token_p99_s = booking.forecast.quantiles_s
-        chosen.evidence = self.learning.evidence_of(booking, now_s)
-        chosen.discipline = self.view.disciplines[row].value if chosen.fetched_tokens else None
-
-    # What caches turn out to hold
-
-    def _computed(self, placement: Placement, now_s: float) -> None:
-        """Its prefill is over, so its blocks are there; where events come they say it too."""
-        if placement.expected is not None and not placement.computed:
-            placement.computed = True
-            self._holdings.computed(placement.booking.row, placement.booking.request.chain, now_s)
-
-    def _answered(self, placement: Placement, ended: Ended, now_s: float) -> None:
-        """It was answered well: what that teaches."""
-        self.learning.answered(placement.booking, ended, now_s)
-        self._shown(placement, ended, now_s)
-
-    def _shown(self, placement: Placement, ended: Ended, now_s: float) -> None:
-        """It was answered well: what that shows of the directory."""
-        self._computed(placement, now_s)
-        booking, belief = placement.booking, placement.belief
-        if belief is not None:
-            in_parts = self.view.disciplines[booking.row].takes_parts
-            tell(self._holdings, belief, booking, ended.cached_tokens, now_s, in_parts=in_parts)
-
-    # Endings
-
-    def _end_booking(self, placement: Placement, now_s: float) -> None:
-        booking = placement.booking
-        if placement.expected is not None:  # confirmed by now, if it ever is
-            self._holdings.cancel(placement.expected)
-        for promise in placement.promised:  # what has not crossed will not come any more
-            self._estimator.routes.table.take_back(promise, now_s)
-        self._give_back(placement)
-        self.learning.ended(booking, now_s)
-        self._ledger.release(booking, now_s)
-        self._standing[booking.row].ended_at_s.append(now_s)
-
-    def _give_back(self, placement: Placement) -> None:
-        if placement.room is not None and self._estimator.space is not None:
-            self._estimator.space.give_back(placement.room)
+    def _end_placement(self, placement: Placement, now_s: float) -> None:
+        self._placer.end(placement, now_s)
+        standing = self._standing[placement.booking.row]
+        standing.ended_at_s.append(now_s)
+        if placement.trial:
+            standing.health.trial_over(now_s)
 
     def _close(self, placement: Placement, outcome: Outcome, now_s: float) -> None:
-        self._end_booking(placement, now_s)
-        self._write_candidates(placement)
-        self._end_receipt(placement.receipt, outcome, placement.arrived_at_s, now_s)
-
-    def _write_candidates(self, placement: Placement) -> None:
-        receipt, notes = placement.receipt, placement.notes
-        if receipt.candidates or notes is None:
-            return
-        if self._every_candidate:
-            receipt.candidates, receipt.chosen = notes.candidates()
-        else:
-            receipt.candidates, receipt.chosen = [notes.chosen], 0
-
-    def _end_receipt(self, receipt: Receipt, outcome: Outcome, arrived_at_s: float, now_s: float) -> None:
-        assert receipt.outcome is None, f"request {receipt.request_id} ended twice"
-        receipt.outcome = outcome.value
-        receipt.ended_s = now_s - arrived_at_s
-        self._on_receipt(receipt)
-
-    def _refuse(self, receipt: Receipt, refusal: Refuse, arrived_at_s: float, now_s: float) -> Refuse:
-        receipt.status = refusal.status
-        self._end_receipt(receipt, Outcome.REFUSED, arrived_at_s, now_s)
-        return refusal
-
-    def _unknown_model(self, model: str) -> Refuse:
-        known = ", ".join(self.models) or "none at the moment"
-        return Refuse(
-            404, "NotFoundError", f"The model `{model}` does not exist here; served are: {known}.", param="model"
-        )
+        self._end_placement(placement, now_s)
+        write_candidates(placement.receipt, placement.notes, every=self._every_candidate)
+        self._endings.close(placement.receipt, outcome, arrived_at_s=placement.arrived_at_s, now_s=now_s)
 
 
 def _placement(sent: Send) -> Placement:

@@ -144,7 +144,7 @@ class Gateway:
             self._fleet, self._core.directory, self._session, self._clock, on_pushed_load=self._board.pushed
         )
         self._closers.append(self._sources.stop)
-        self._reported = Reported(self._fleet, self._core, self._sources, self._prompts)
+        self._reported = Reported(self._fleet, self._core, self._sources, self._prompts, self._clock)
         self._sources.follow_store()
         self._start_poller()
         self._make_traffic_port()

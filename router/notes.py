@@ -18,8 +18,9 @@ from estimators.paths import COLUMN, PATHS, Path
 from estimators.routes import Held
 from estimators.view import FleetView
 from policies.base import Choice
-from router.learning import calibration_state
-from router.receipts import Candidate
+from router.bookings import Booking
+from router.learning import Learning, calibration_state
+from router.receipts import Candidate, Receipt
 
 _LOCAL = COLUMN[Path.LOCAL]
 
@@ -132,3 +133,32 @@ class Notes:
             if guesses:
                 candidates[-1].approximate = self._is_guess(row, path, own, int(reused) - own)
         return candidates, chosen
+
+
+def note_choice(receipt: Receipt, choice: Choice, estimates: Estimates) -> None:
+    """The choice and what it rested on; candidates are written down when the request has ended."""
+    receipt.candidates, receipt.chosen = [], None
+    receipt.reason = choice.reason.value
+    receipt.probability = choice.probability
+    around = estimates.around
+    receipt.expected_output_tokens = around.output_tokens
+    receipt.arrival_rps = around.arrival_rps
+    receipt.mean_compute_s = around.mean_compute_s
+
+
+def note_chosen(chosen: Candidate, booking: Booking, view: FleetView, learning: Learning, now_s: float) -> None:
+    """What is worked out for the chosen candidate alone."""
+    row = booking.row
+    chosen.first_token_p90_s, chosen.first_token_p99_s = booking.forecast.quantiles_s
+    chosen.evidence = learning.evidence_of(booking, now_s)
+    chosen.discipline = view.disciplines[row].value if chosen.fetched_tokens else None
+
+
+def write_candidates(receipt: Receipt, notes: Notes | None, *, every: bool) -> None:
+    """The candidates of its last decision, at the end of a request; every : all that were possible, else the chosen."""
+    if receipt.candidates or notes is None:
+        return
+    if every:
+        receipt.candidates, receipt.chosen = notes.candidates()
+    else:
+        receipt.candidates, receipt.chosen = [notes.chosen], 0

@@ -2,7 +2,8 @@
 
 Model     requests in flight are counted, and that is all such rules read; health, retries and refusals are those of
           `dispatch.py`
-Valid     policies that say `reads_estimates = False`, without receipts and without learned state that is to be kept
+Valid     policies that say `reads_estimates = False`, without receipts and without learned state that is to be kept,
+          and without limits or deadlines at admission, which compare expectations
 Blind to  how long anything takes: no forecast, no booked work, nothing learned. Counts by path say "unknown"
 """
 
@@ -17,11 +18,13 @@ import numpy.typing as npt
 from estimators.estimates import Estimates, Surroundings
 from estimators.paths import COLUMN, Path
 from estimators.request import RequestFacts
+from estimators.routes import Held
 from estimators.view import FleetView
 from policies.base import Choice, Policy
-from router.actions import Action, Ended, Send
+from router.actions import Ended, Send
 from router.bookings import Booking, Forecast
-from router.dispatch import Dispatcher, Placement
+from router.dispatch import Dispatcher
+from router.placing import Expected, Placement, Placer
 from router.receipts import Receipt
 
 _RECOMPUTE = COLUMN[Path.RECOMPUTE]
@@ -49,43 +52,44 @@ class PlainDispatcher(Dispatcher):
     """See the module. The arguments are those of `Dispatcher`; its policy reads no estimates."""
 
     def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        assert not reads_estimates(self._policy), "a rule that reads estimates needs them"
+        assert not reads_estimates(parts["policy"]), "a rule that reads estimates needs them"
+        super().__init__(**parts, placing=PlainPlacer)
         self.view.waiting[:] = nan  # work that is booked is not known, so nobody is shown a zero
-        self._nothing = nothing_estimated(self.view)
+
+
+class PlainPlacer(Placer):
+    """Counts what is in flight, and nothing else."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._nothing = nothing_estimated(self._view)
         self._may_run = self._nothing.usable_rows  # the same memory
+        self._expected = Expected(Held(np.zeros(self._view.rows, dtype=np.int64), 0), self._nothing)
 
-    def first_token(self, sent: Send, now_s: float) -> list[Action]:
-        placement = sent.placement
-        assert isinstance(placement, Placement), "a Send made by this dispatcher"
-        placement.receipt.first_token_s = now_s - placement.arrived_at_s
-        return []
-
-    def _noticed(self, request: RequestFacts, now_s: float) -> None:
+    def noticed(self, request: RequestFacts, now_s: float) -> None:
         """Nothing is learned of traffic."""
 
-    def _answered(self, placement: Placement, ended: Ended, now_s: float) -> None:
-        """Nothing is learned of answers."""
-
-    def _decide(
-        self,
-        request: RequestFacts,
-        receipt: Receipt,
-        rows: list[int],
-        replicas: int,
-        arrived_at_s: float,
-        tried: set[int],
-        now_s: float,
-    ) -> Send:
+    def expected(self, request: RequestFacts, rows: list[int], replicas: int, now_s: float) -> Expected:
         self._may_run[:] = False
         self._may_run[rows] = True
-        policy = self._policy if request.generates else self._by_load
-        choice = policy.choose(request, self.view, self._nothing)
-        self.view.booked[choice.row] += 1
+        return self._expected
+
+    def place(
+        self,
+        request: RequestFacts,
+        expected: Expected,
+        choice: Choice,
+        receipt: Receipt,
+        *,
+        arrived_at_s: float,
+        tried: frozenset[int],
+        now_s: float,
+    ) -> Send:
+        self._view.booked[choice.row] += 1
         receipt.reason, receipt.probability = choice.reason.value, choice.probability
         receipt.placed_s = now_s - arrived_at_s
         receipt.attempts += 1
-        replica = self.replicas[choice.row]
+        replica = self._replicas[choice.row]
         placement = Placement(
             booking=_counted(request, choice, now_s),
             receipt=receipt,
@@ -107,10 +111,14 @@ class PlainDispatcher(Dispatcher):
             placement=placement,
         )
 
-    def _end_booking(self, placement: Placement, now_s: float) -> None:
-        row = placement.booking.row
-        self.view.booked[row] -= 1
-        self._standing[row].ended_at_s.append(now_s)
+    def first_token(self, placement: Placement, now_s: float) -> None:
+        """No prefill was booked."""
+
+    def answered(self, placement: Placement, ended: Ended, now_s: float) -> None:
+        """Nothing is learned of answers."""
+
+    def end(self, placement: Placement, now_s: float) -> None:
+        self._view.booked[placement.booking.row] -= 1
 
 
 class NothingEstimated(Estimates):

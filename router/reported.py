@@ -10,6 +10,7 @@ import aiohttp
 
 from router.assemble import Core
 from router.fleet import Fleet, ReplicaSpec
+from router.http.contract import Clock
 from router.learning import PrefixCounters
 from router.prompts.production import Prompts
 from router.signals.fetch import body_of
@@ -25,11 +26,12 @@ log = logging.getLogger(__name__)
 class Reported:
     """Called by the poller and the load board, for rows of the fleet."""
 
-    def __init__(self, fleet: Fleet, core: Core, sources: EventSources, prompts: Prompts) -> None:
+    def __init__(self, fleet: Fleet, core: Core, sources: EventSources, prompts: Prompts, clock: Clock) -> None:
         self._fleet = fleet
         self._core = core
         self._sources = sources
         self._prompts = prompts
+        self._clock = clock
         self._warned_sizes: set[int] = set()
         # Unix time each replica's process says it started, and when one that said so was last asked, by row
         self._processes: dict[int, tuple[float, float]] = {}
@@ -70,7 +72,7 @@ class Reported:
         for adapter in self._core.names.listed(row, models, parents, roots):
             log.info("%s unloaded the adapter %s, or loaded it anew", replica.name, adapter)
             self._core.directory.drop_adapter(row, adapter)
-        self._core.dispatcher.replica_up(row, frozenset(models))
+        self._core.dispatcher.replica_up(row, frozenset(models), self._clock())
         base, _ = self._core.names.resolve(models[0] if models else "")
         self._sources.replica_up(row, base)
         self._prompts.replica_up(replica.name, replica.url or "", model=base, name=models[0] if models else "")

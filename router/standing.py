@@ -1,53 +1,38 @@
-"""How each replica has been doing: up or down, what it serves, failures in a row and the rest after them.
+"""What the router knows of each replica beside its load: its health, what it serves, when requests ended there.
 
-Model     a replica that failed rests, twice as long after each failure in a row; one that rests is chosen only when
-          nobody else can be. Failures of requests that were placed before the last failure are the same incident
+Model     a replica that serves the model is fit if its health lets it take a request. Of the fit, those that nobody
+          was asked to leave alone for a moment come first. Where nobody is fit, those that answer with errors are
+          better than nobody. A trial that is due takes the next request that has not failed anywhere; one that has is
+          a trial only where there is nobody else. Who starts slowly is passed over in turns that are not of its
+          share, unless alone
 Valid     any order of reports and failures
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-FIRST_REST_S = 1.0
-LONGEST_REST_S = 30.0
+from router.health import Health, Trouble
 
 
 @dataclass(slots=True)
 class Standing:
     """One replica. models : None until it has said what it serves; empty when it does not say."""
 
-    up: bool = False
+    health: Health
     models: frozenset[str] | None = None
-    failures: int = 0  # in a row
-    failed_at_s: float = -np.inf
-    rests_until_s: float = -np.inf
     ended_at_s: deque[float] = field(default_factory=lambda: deque(maxlen=1024))  # recent ends, for load reports
+
+    @property
+    def up(self) -> bool:
+        """Whether it answers its probes."""
+        return self.health.up
 
     def may_serve(self, model: str) -> bool:
         """Whether it serves `model`, as far as is known; "" is any model."""
         return not model or not self.models or model in self.models
-
-    def came_up(self, models: frozenset[str]) -> None:
-        """It answers its probes and serves `models`."""
-        self.up, self.models = True, models
-        self.failures, self.rests_until_s = 0, -np.inf
-
-    def failed(self, placed_at_s: float, now_s: float) -> None:
-        """A request that was placed at `placed_at_s` failed there: one more in a row, unless of the same incident."""
-        if placed_at_s < self.failed_at_s:
-            return
-        self.failures += 1
-        self.failed_at_s = now_s
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(self.failures - 1, 10))
-        self.rests_until_s = now_s + rest_s
-
-    def overloaded(self, now_s: float, rest_s: float) -> None:
-        """It answered that it has too much to do: no failure, but others first for `rest_s`."""
-        self.rests_until_s = max(self.rests_until_s, now_s + rest_s)
 
     def ended_since(self, at_s: float) -> int:
         """Requests that ended there since `at_s`, of the last thousand."""
@@ -59,17 +44,53 @@ class Standing:
         return count
 
 
-def serving(standings: list[Standing], model: str) -> list[int]:
+def serving(standings: Sequence[Standing], model: str) -> list[int]:
     """Rows that are up and may serve `model`."""
     return [
         row
         for row, standing in enumerate(standings)
-        if standing.up and (not model or not standing.models or model in standing.models)
+        if standing.health.up and (not model or not standing.models or model in standing.models)
     ]
 
 
-def rested(standings: list[Standing], rows: list[int], tried: set[int], now_s: float) -> list[int]:
-    """Of `rows`, those to choose from: not tried yet, and resting only when there is no other."""
+def fit(standings: Sequence[Standing], rows: list[int], tried: Collection[int], now_s: float) -> list[int]:
+    """Of `rows`, those to choose from, full ones included: see the model above.
+
+    `rows` itself, the same list, when all of them may be given any request: then nobody is on trial or starts slowly.
+    """
     if tried:
         rows = [row for row in rows if row not in tried]
-    return [row for row in rows if standings[row].rests_until_s <= now_s] or rows
+    elif rows and max([standings[row].health.at_ease_s for row in rows]) <= now_s:  # nearly always
+        return rows
+    able = [row for row in rows if standings[row].health.may_take(now_s)]
+    if tried:
+        able = [row for row in able if standings[row].health.trouble is None] or able
+    if not able:
+        return [row for row in rows if standings[row].health.trouble is Trouble.ERRORS]
+    return [row for row in able if standings[row].health.avoid_until_s <= now_s] or able
+
+
+def on_trial(standings: Sequence[Standing], rows: list[int], now_s: float) -> list[int]:
+    """Of `rows`, the one whose trial is due, alone: by estimates it might never be chosen. Empty: there is none."""
+    for row in rows:
+        health = standings[row].health
+        if health.trouble is not None and health.may_take(now_s):
+            return [row]
+    return []
+
+
+def in_turn(standings: Sequence[Standing], rows: list[int], now_s: float) -> list[int]:
+    """Of `rows`, those whose turn it is, for one choice; all of them if it is nobody's."""
+    if len(rows) < 2:
+        return rows
+    return [row for row in rows if standings[row].health.takes_turn(now_s)] or rows
+
+
+def next_change_s(standings: Sequence[Standing], now_s: float) -> float | None:
+    """When time alone makes a replica fit that is not; None when it does not."""
+    times_s = [standing.health.avoid_until_s for standing in standings if standing.health.avoid_until_s > now_s]
+    for standing in standings:
+        trial_s = standing.health.next_trial_s()
+        if trial_s is not None and trial_s > now_s:
+            times_s.append(trial_s)
+    return min(times_s, default=None)

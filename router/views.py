@@ -83,7 +83,7 @@ class Views:
     def metrics_text(self) -> bytes:
         """Everything in Prometheus' text format, as of now."""
         metrics, dispatcher, now_s = self._metrics, self._core.dispatcher, self._clock()
-        dispatcher.due(now_s)
+        dispatcher.settle(now_s)
         metrics.show_fleet(dispatcher.view, dispatcher.is_up, self._fleet.step_tokens, now_s)
         for tier, blocks in self._core.directory.stats().blocks.items():
             metrics.directory_blocks.labels(tier.value).set(blocks)
@@ -97,7 +97,7 @@ class Views:
     def fleet(self) -> dict[str, Any]:
         """What the router believes of every replica and event source."""
         dispatcher, view, now_s = self._core.dispatcher, self._core.dispatcher.view, self._clock()
-        dispatcher.due(now_s)
+        dispatcher.settle(now_s)
         waiting = waiting_s(view, self._fleet.step_tokens)
         replicas = [
             {

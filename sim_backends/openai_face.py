@@ -132,9 +132,17 @@ class Face:
         self._known_model(body.model)
         if not body.messages:
             raise openai_wire.bad_request("messages must hold at least one message.", param="messages")
-        turns = [(message.role, message.text()) for message in body.messages]
-        text = tokenizer.render_chat(turns, add_generation_prompt=body.add_generation_prompt)
-        return await self._generate(request, body, self._encode(text))
+        return await self._generate(request, body, self._encode(self._rendered(body.messages, body)))
+
+    def _rendered(self, messages: list[openai_wire.Message], body: ChatBody | openai_wire.TokenizeBody) -> str:
+        """The conversation's text. vLLM refuses to open a turn and to continue one; SGLang then continues."""
+        goes_on = body.continue_final_message
+        if goes_on and body.add_generation_prompt and not self._sglang:
+            raise openai_wire.bad_request(
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            )
+        turns = [(message.role, message.text()) for message in messages]
+        return tokenizer.render_chat(turns, add_generation_prompt=body.add_generation_prompt, goes_on=goes_on)
 
     async def _generate(
         self, request: web.Request, body: CompletionBody | ChatBody, prompt: list[int]
@@ -274,8 +282,7 @@ class Face:
         body: openai_wire.TokenizeBody = openai_wire.decode(openai_wire.TOKENIZE, await request.read())
         self._known_model(body.model)
         if body.messages is not None:
-            turns = [(message.role, message.text()) for message in body.messages]
-            text = tokenizer.render_chat(turns, add_generation_prompt=body.add_generation_prompt)
+            text = self._rendered(body.messages, body)
         elif body.prompt is not None:
             text = body.prompt
         else:

@@ -131,6 +131,7 @@ class ChatBody(_Common, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -138,6 +139,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 COMPLETION = msgspec.json.Decoder(CompletionBody)

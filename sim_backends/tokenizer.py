@@ -33,8 +33,14 @@ def count_bound(text: str) -> int:
     return -(-len(text) // BYTES_PER_TOKEN)
 
 
-def render_chat(turns: Sequence[tuple[str, str]], *, add_generation_prompt: bool = True) -> str:
-    """The text of (role, content) turns in ChatML, which is Qwen's template without tools."""
+def render_chat(turns: Sequence[tuple[str, str]], *, add_generation_prompt: bool = True, goes_on: bool = False) -> str:
+    """The text of (role, content) turns in ChatML, which is Qwen's template without tools.
+
+    goes_on : the last turn is not over: the text ends with its content, and no other turn is opened
+    """
+    if goes_on and turns:
+        role, content = turns[-1]
+        return f"{render_chat(turns[:-1], add_generation_prompt=False)}<|im_start|>{role}\n{content}"
     parts = [f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns]
     if add_generation_prompt:
         parts.append("<|im_start|>assistant\n")

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -32,38 +33,41 @@ from loadtest.bench_proxy import CONNECTIONS, stubs
 from loadtest.proxy_bench import bodies
 from loadtest.proxy_bench.load import closed_loop
 from policies.objectives import EndToEnd
+from router import dispatch, placing
 from router.config import RouterConfig
 from router.decider import TimedDecider
 from router.dispatch import Dispatcher
+from router.endings import Endings
 from router.fleet import fleet_of_urls
 from router.gateway import Gateway
 from router.holdings import DirectoryHoldings
 from router.http.assembler import RequestAssembler
 from router.learning import Learning
 from router.notes import Notes
+from router.placing import Placer
 from router.prompts.production import Prompts
 
 RELAY, TIMERS = "relay", "(timers)"
-PARTS: dict[str, list[tuple[type, str]]] = {
+PARTS: dict[str, list[tuple[type | ModuleType, str]]] = {
     "parse": [(RequestAssembler, "feed")],
     "hash": [(Prompts, "read")],
     "match": [(DirectoryHoldings, "held")],
     "estimate": [(Learning, "surroundings"), (Estimator, "estimate")],
     "choose": [(EndToEnd, "choose")],
-    "book": [(Dispatcher, "_book"), (Dispatcher, "_promise"), (DirectoryHoldings, "expect")],
+    "book": [(Placer, "_book"), (Placer, "_promise"), (DirectoryHoldings, "expect")],
     "receipt": [
         (Notes, "__init__"),
-        (Dispatcher, "_note"),
-        (Dispatcher, "_note_chosen"),
-        (Dispatcher, "_write_candidates"),
-        (Dispatcher, "_end_receipt"),
+        (dispatch, "write_candidates"),
+        (placing, "note_choice"),
+        (placing, "note_chosen"),
+        (Endings, "close"),
     ],
     "learn": [
         (Learning, "first_token"),
         (Learning, "answered"),
         (Learning, "ended"),
-        (Dispatcher, "_shown"),
-        (Dispatcher, "_computed"),
+        (Placer, "answered"),
+        (Placer, "_computed"),
     ],
     "decide, rest": [
         (TimedDecider, "arrived"),

@@ -23,8 +23,9 @@ from loadtest.replay.jobs import Done, Job, Source, fleet_of, play_all, trace_of
 from loadtest.replay.measure import Summary, goodput, grouped, hold_against
 from loadtest.replay.outputs import Report, Setting, as_csv, as_json, tables
 from loadtest.replay.rules import label, rules_of
-from loadtest.replay.run import Conditions
+from loadtest.replay.run import Conditions, queued
 from loadtest.replay.workload import Demand, part_of
+from router.admission import AdmissionConfig
 from router.config import PolicyConfig
 from router.errors import ConfigError
 
@@ -163,7 +164,15 @@ def conditions_of(args: argparse.Namespace, rule: PolicyConfig, seed: int, *, di
         load_period_s=args.load_report_period_ms / 1000 or None,
         estimator_error=args.estimator_error,
         directed=directed,
+        admission=admission_of(args, rule),
     )
+
+
+def admission_of(args: argparse.Namespace, rule: PolicyConfig) -> AdmissionConfig:
+    """The queue that is asked for; a central order is one already."""
+    if args.queue == "none" or rule.name in ORDERS:
+        return AdmissionConfig()
+    return queued(args.queue, max_prefills=args.max_prefills, stretch=args.stretch)
 
 
 def receipts_file(

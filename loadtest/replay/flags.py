@@ -10,6 +10,7 @@ from pathlib import Path
 
 from loadtest.replay.formats import FORMATS
 from loadtest.replay.workload import PARTS
+from router.admission import AdmissionConfig
 from router.config import LoadConfig
 
 DEFAULT_REPLICAS, DEFAULT_CARDS = 4, "A100,H20"
@@ -122,6 +123,26 @@ def _condition_flags(group: Group) -> None:
     )
     group.add_argument(
         "--fetch", choices=("engine", "directed"), help="who decides what is fetched (default: as the fleet file says)"
+    )
+    group.add_argument(
+        "--queue",
+        choices=("none", "fcfs", "wspt"),
+        default="none",
+        help="requests wait in the engines (none, the default), or in the router by arrival or by expected work",
+    )
+    group.add_argument(
+        "--max-prefills",
+        type=number(int, "a whole number of at least 1"),
+        default=1,
+        metavar="N",
+        help="with --queue: requests before their first token on each replica (default 1)",
+    )
+    group.add_argument(
+        "--stretch",
+        type=at_least_0,
+        default=AdmissionConfig().stretch,
+        metavar="X",
+        help=f"of --queue wspt: age that a second of work weighs, seconds (default {AdmissionConfig().stretch:g})",
     )
     group.add_argument("--warm-up", type=share, default=0.15, metavar="SHARE", help="not counted (default 0.15)")
     group.add_argument(

@@ -26,8 +26,7 @@ from loadtest.replay.fleets import Fleets
 from loadtest.replay.formats import Trace, read_trace
 from loadtest.replay.measure import Ceiling, Summary, ceiling, summary
 from loadtest.replay.results import Result
-from loadtest.replay.rules import label
-from loadtest.replay.run import Conditions, Replay
+from loadtest.replay.run import Conditions, Replay, run_label
 from loadtest.replay.workload import Demand, arrivals
 from loadtest.traffic import TrafficRow
 from router.receipts import Receipt
@@ -69,7 +68,7 @@ class Job:
     def label(self) -> str:
         load = "" if self.demand.load is None else f" at {self.demand.load:g}"
         size = "" if self.source.fleet_file is not None else f" on {self.source.replicas}"
-        return f"{label(self.conditions.policy)}{size}{load}, seed {self.conditions.seed}"
+        return f"{run_label(self.conditions)}{size}{load}, seed {self.conditions.seed}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import floor, inf, nan
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +32,8 @@ from loadtest.replay.fleets import Fleets, fetch_decided_by, with_blocks
 from loadtest.replay.results import Result, blank, room_for_output
 from loadtest.replay.rules import label
 from loadtest.traffic import TrafficRow, prompt_tokens
-from router.actions import Ended, Send
+from router.actions import Action, Ended, Send
+from router.admission import AdmissionConfig
 from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
 from router.identity import Identity, chain
@@ -46,6 +47,7 @@ from sim_backends.requests import EngineRequest, Output, RequestRefused
 from sim_backends.store import StoreChange
 from sim_backends.world import World, build
 
+FOR_EVER_S = 1e9  # a replay answers every request, however late
 PROGRESS_EVERY = 64  # requests
 DRAIN_STEP_S = 60.0  # after the last arrival nothing is decided, so time may pass in large steps
 
@@ -59,6 +61,7 @@ class Conditions:
     load_period_s : between two load reports of each replica, > 0; None sends none
     estimator_error : standard deviation of the relative error of every estimate, >= 0
     directed : engines fetch only what the choice says; else they look the store up by themselves
+    admission : limits on what a replica is given at a time, and the queue before all of them
     wire : real tokens and encoded events instead of block ids and plain ones; slow, gives the same receipts
     """
 
@@ -68,6 +71,7 @@ class Conditions:
     load_period_s: float | None = 0.5
     estimator_error: float = 0.0
     directed: bool = False
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     wire: bool = False
 
     def __post_init__(self) -> None:
@@ -102,10 +106,11 @@ class Replay:
         self._feed = _Feed(self._core, self._world, self._fleets, conditions)
         self._root = Identity(model=fleets.model, block_tokens=self._core.prompts.block_tokens).root()
         self._open: dict[str, Send] = {}
+        self._rows: list[TrafficRow] = []
         self._next_report = 1  # number of the load report that comes next; number n is sent after n periods
-        self._result = blank(label(conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=0)
+        self._result = blank(run_label(conditions), replicas=fleets.replicas, cards=fleets.cards, requests=0)
         self._starting = list(range(len(fleets.replicas)))
-        self._meet_started()
+        self._meet_started(0.0)
 
     @property
     def core(self) -> Core:
@@ -121,8 +126,9 @@ class Replay:
         """Play all `rows`, in order of arrival, to the last token. `on_progress` hears how many have arrived."""
         began_s = time.process_time()
         fleets = self._fleets
+        self._rows = rows
         self._result = blank(
-            label(self._conditions.policy), replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
+            run_label(self._conditions), replicas=fleets.replicas, cards=fleets.cards, requests=len(rows)
         )
         self._result.decisions_s = np.zeros(len(rows))
         for index, row in enumerate(rows):
@@ -132,9 +138,9 @@ class Replay:
             self._arrive(index, row)
             if on_progress is not None and index % PROGRESS_EVERY == 0:
                 on_progress(index)
-        while self._open:
-            due_s = self._world.next_due_s()
-            assert due_s is not None, "requests are open but no engine has anything to do"
+        while self._open or self._core.dispatcher.queued:
+            due_s = self._next_due_s()
+            assert due_s is not None, "requests are open but nothing is due"
             self._hear(due_s + DRAIN_STEP_S)
             self._feed.deliver(due_s + DRAIN_STEP_S)
         self._result.fetched_bytes = self._fetched_bytes()
@@ -152,10 +158,15 @@ class Replay:
         began_s = time.perf_counter()
         actions = self._core.dispatcher.arrived(facts, now_s)
         result.decisions_s[index] = time.perf_counter() - began_s
+        self._obey(actions, now_s)
+
+    def _obey(self, actions: list[Action], now_s: float) -> None:
+        """Send on what may be sent; what waits or is refused is the dispatcher's and its receipts' matter."""
         for action in actions:
             if isinstance(action, Send):
-                result.row[index] = action.row
-                self._send(action, row, now_s)
+                index = number_of(action.request.request_id)
+                self._result.row[index] = action.row
+                self._send(action, self._rows[index], now_s)
 
     def _facts(self, index: int, row: TrafficRow) -> RequestFacts:
         tokens = prompt_tokens(row) if self._wire else row.hash_ids
@@ -181,7 +192,7 @@ class Replay:
             self._world.submit(sent.row, request, now_s)
         except RequestRefused:  # longer than the engine's memory: it would answer 400
             del self._open[request_id]
-            self._core.dispatcher.finished(sent, Ended(400), now_s)
+            self._obey(self._core.dispatcher.finished(sent, Ended(400), now_s), now_s)
 
     def _prompt(self, row: TrafficRow) -> dict[str, Any]:
         if self._wire:
@@ -216,16 +227,30 @@ class Replay:
 
     def _hear(self, now_s: float) -> None:
         """Every token that came by `now_s`, told to the router in order of time."""
+        while self._core.dispatcher.queued and (due_s := self._next_due_s()) is not None and due_s <= now_s:
+            self._step(due_s)
+        self._step(now_s)
+        self._meet_started(now_s)
+
+    def _step(self, now_s: float) -> None:
+        """The same where nobody waits, or nothing happens before `now_s`: what the router does about it comes after."""
         for output in self._world.advance(now_s):
             self._token(output)
-        self._meet_started()
+        if self._core.dispatcher.queued:
+            self._feed.deliver(now_s)
+            self._obey(self._core.dispatcher.due(now_s), now_s)
 
-    def _meet_started(self) -> None:
+    def _next_due_s(self) -> float | None:
+        """When an engine or the router has something to do; None: neither ever has."""
+        times_s = (self._world.next_due_s(), self._core.dispatcher.next_due_s)
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
+
+    def _meet_started(self, now_s: float) -> None:
         """Tell the router of replicas that answer by now and did not before."""
         for row in list(self._starting):
             if self._world.engines[row].lifecycle.state is State.READY:
                 self._starting.remove(row)
-                self._core.dispatcher.replica_up(row, frozenset({self._fleets.model}))
+                self._core.dispatcher.replica_up(row, frozenset({self._fleets.model}), now_s)
                 self._core.dispatcher.capacity_reported(
                     row, float(self._world.engines[row].cache.size * self._engine_tokens)
                 )
@@ -236,16 +261,16 @@ class Replay:
         if sent is None:  # a driver that is told every token hears of ended requests no more
             return
         if output.index == 0:
-            self._core.dispatcher.first_token(sent, output.at_s)
+            self._obey(self._core.dispatcher.first_token(sent, output.at_s), output.at_s)
         if output.finish_reason is not None:
             del self._open[output.request_id]
             ended = Ended(200, output_tokens=output.index + 1, cached_tokens=output.cached_tokens)
-            self._core.dispatcher.finished(sent, ended, output.at_s)
+            self._obey(self._core.dispatcher.finished(sent, ended, output.at_s), output.at_s)
 
     # What is kept
 
     def _note(self, receipt: Receipt) -> None:
-        result, index = self._result, int(receipt.request_id.rpartition("-")[2])
+        result, index = self._result, number_of(receipt.request_id)
         choice = receipt.choice
         if choice is not None:
             result.predicted_s[index] = choice.expected_s
@@ -270,7 +295,7 @@ class Replay:
 
     def _assembled(self) -> Core:
         conditions = self._conditions
-        config = RouterConfig(policy=conditions.policy, seed=conditions.seed)
+        config = RouterConfig(policy=conditions.policy, seed=conditions.seed, admission=conditions.admission)
         return assemble(
             config,
             self._fleets.router,
@@ -278,6 +303,32 @@ class Replay:
             wrap_estimator=lambda right: wrong(right, conditions),
             every_candidate=self._on_receipt is not None,
         )
+
+
+def queued(order: Literal["fcfs", "wspt"], *, max_prefills: int = 1, stretch: float | None = None) -> AdmissionConfig:
+    """A queue before all replicas that refuses nobody. stretch : of wspt; None: the default"""
+    return AdmissionConfig(
+        order=order,
+        max_prefills=max_prefills,
+        stretch=AdmissionConfig().stretch if stretch is None else stretch,
+        max_queued=10**9,
+        queue_timeout_s=FOR_EVER_S,
+    )
+
+
+def run_label(conditions: Conditions) -> str:
+    """What runs under `conditions` are called: the rule, and its queue if it has one.
+
+    >>> run_label(Conditions(admission=queued("wspt", max_prefills=2)))
+    'e2e+wspt:2'
+    """
+    admission, rule = conditions.admission, label(conditions.policy)
+    return rule if admission.max_prefills is None else f"{rule}+{admission.order}:{admission.max_prefills}"
+
+
+def number_of(request_id: str) -> int:
+    """Place in the traffic of the request that was given this id."""
+    return int(request_id.rpartition("-")[2])
 
 
 def known(value: float | None) -> float:

@@ -400,6 +400,7 @@ class Exchange:
             if isinstance(action, Send):
                 self._send(action)
             else:
+                assert isinstance(action, Refuse), "nothing waits without limits"
                 self._refuse(action)
 
     def _put_away(self) -> Send | None:

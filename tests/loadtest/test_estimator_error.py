@@ -24,7 +24,7 @@ CONTEXT = quiet(output_tokens=200.0, arrival_rps=1.0, mean_compute_s=0.5)
 def an_estimator() -> tuple[Estimator, FleetView]:
     core = assemble(RouterConfig(), of_file(DEMO / "fleet.yaml").router, on_receipt=lambda _receipt: None)
     core.dispatcher.view.ready[:] = True
-    return core.dispatcher._estimator, core.dispatcher.view
+    return core.dispatcher._placer._estimator, core.dispatcher.view
 
 
 def asked(share: float, seed: int = 1, times: int = 1) -> list[Estimates]:

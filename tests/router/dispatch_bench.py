@@ -16,7 +16,8 @@ from policies.base import Choice, Reason
 from policies.least_request import LeastRequest
 from router.actions import Action, Ended, Refuse, Send
 from router.bookings import Booking
-from router.dispatch import Dispatcher, Placement, Replica
+from router.dispatch import Dispatcher
+from router.placing import Placement, Replica
 from router.plugins import build_policy
 from router.receipts import Candidate, Receipt
 from tests.builders import MODEL, NoHoldings, a_fleet, a_request, an_estimator, held
@@ -66,7 +67,7 @@ class Bench:
             **changes,
         )
         for row in range(rows if say_models is None else say_models):
-            self.dispatcher.replica_up(row, frozenset({MODEL}))
+            self.dispatcher.replica_up(row, frozenset({MODEL}), 0.0)
 
     def send(self, now_s: float = 0.0, **changes: Any) -> Send:
         return only_send(self.dispatcher.arrived(a_request(**changes), now_s))

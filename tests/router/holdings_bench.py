@@ -6,8 +6,8 @@ from typing import Any
 
 from router.actions import Ended, Send
 from router.directory import Directory
-from router.dispatch import Placement
 from router.holdings import DirectoryHoldings
+from router.placing import Placement
 from router.receipts import Candidate
 from tests.builders import a_request
 from tests.router.dispatch_bench import Bench, only_send
@@ -26,7 +26,7 @@ class DirectoryBench(Bench):
         self.directory = Directory(BLOCK, self.view.rows)
         for row in range(self.view.rows) if publishes is None else publishes:
             self.directory.add_source(row, MODEL)
-        self.dispatcher._holdings = DirectoryHoldings(self.directory, ages=True)
+        self.dispatcher._placer._holdings = DirectoryHoldings(self.directory, ages=True)
 
     def send_blocks(self, now_s: float, blocks: int, **changes: Any) -> Send:
         """A prompt of so many blocks of CHAIN and one token."""

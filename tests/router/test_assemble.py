@@ -208,7 +208,7 @@ def urls_only() -> Fleet:
 def test_a_fleet_of_urls_alone_decides_and_says_that_it_is_uncalibrated() -> None:
     receipts: list[Receipt] = []
     core = assemble(RouterConfig(), urls_only(), on_receipt=receipts.append)
-    core.dispatcher.replica_up(0, frozenset())
+    core.dispatcher.replica_up(0, frozenset(), 0.0)
     (sent,) = core.dispatcher.arrived(a_request(), 0.0)
     assert isinstance(sent, Send)
     core.dispatcher.cancelled(sent, 0.1)
@@ -239,14 +239,14 @@ def test_what_the_directory_knows_is_promised_on_the_network_and_on_that_replica
     fleet = a_fleet_file(STORE, PEERS, "fetch: {by: directed, minimum_tokens: 64}\nblock_tokens: 16\n")
     core = assembled(fleet)
     for row in range(3):
-        core.dispatcher.replica_up(row, frozenset({MODEL}))
+        core.dispatcher.replica_up(row, frozenset({MODEL}), 0.0)
         core.directory.add_source(row, MODEL)
     core.directory.apply(1, batch(stored(P, 1)), 0.0)
     core.directory.apply_store(batch(named(list(range(1, 101)))), 0.0)
-    core.dispatcher._policy = Takes(2, Path.REMOTE)
+    core.dispatcher._placer._policy = Takes(2, Path.REMOTE)
     (sent,) = core.dispatcher.arrived(a_request(len(P) + 100, model=MODEL, chain=chain_of(P)), 0.0)
     assert isinstance(sent, Send)
-    outstanding = core.dispatcher._estimator.routes.table.outstanding_bytes(0.0)
+    outstanding = core.dispatcher._placer._estimator.routes.table.outstanding_bytes(0.0)
     busy = np.flatnonzero(outstanding > 0).tolist()
     assert busy == sorted(routes_of(fleet).store[2])
     assert fleet.model is not None
@@ -275,7 +275,7 @@ def test_an_engine_at_the_roofline_is_learned_to_be_at_the_roofline(config: str)
     shape = read_config((CONFIGS / f"{config}.json").read_bytes(), name="m")
     fleet = Fleet(model=shape, replicas=[ReplicaSpec(name="a", card="A100", url="http://h:1")])
     core = assembled(fleet)
-    core.dispatcher.replica_up(0, frozenset({"m"}))
+    core.dispatcher.replica_up(0, frozenset({"m"}), 0.0)
     decoded_alone(core, shape, answers=60, output=400)
     assert core.dispatcher.view.pace_scale[0] == pytest.approx(1.0, rel=0.03)
 
@@ -283,7 +283,7 @@ def test_an_engine_at_the_roofline_is_learned_to_be_at_the_roofline(config: str)
 def test_what_others_have_yet_to_produce_is_learned_from_answers_of_their_model() -> None:
     fleet = a_fleet_file()
     core = assembled(fleet)
-    core.dispatcher.replica_up(0, frozenset({"m"}))
+    core.dispatcher.replica_up(0, frozenset({"m"}), 0.0)
     decoded_alone(core, fleet.model or QWEN3_8B, answers=300, output=20)
     around = core.dispatcher.learning.surroundings(a_request(2000, model="m"), 1, 40_000.0)
     assert around.output_tokens == pytest.approx(20, rel=0.15)
@@ -292,7 +292,7 @@ def test_what_others_have_yet_to_produce_is_learned_from_answers_of_their_model(
 
 def test_a_usage_that_cannot_be_teaches_no_length() -> None:
     core = assembled(a_fleet_file())
-    core.dispatcher.replica_up(0, frozenset({"m"}))
+    core.dispatcher.replica_up(0, frozenset({"m"}), 0.0)
     for number, tokens in enumerate((20, 10**9, 20, 10**12)):
         (sent,) = core.dispatcher.arrived(a_request(2000, request_id=f"r{number}", model="m"), float(number))
         assert isinstance(sent, Send)
@@ -304,12 +304,12 @@ def test_a_usage_that_cannot_be_teaches_no_length() -> None:
 def test_nobody_reads_from_a_peer_that_is_down() -> None:
     core = assembled(a_fleet_file("fetch: {by: directed, minimum_tokens: 1}\n", PEERS))
     for row in (0, 1, 2):
-        core.dispatcher.replica_up(row, frozenset({MODEL}))
+        core.dispatcher.replica_up(row, frozenset({MODEL}), 0.0)
         core.directory.add_source(row, MODEL)
     for row, blocks in ((0, 200), (1, 100)):
         core.directory.apply(row, batch(stored(P[: 16 * blocks], 1)), 0.0)
     request = a_request(16 * 256, model=MODEL, chain=chain_of(P), block_tokens=16)
-    estimator, view = core.dispatcher._estimator, core.dispatcher.view
+    estimator, view = core.dispatcher._placer._estimator, core.dispatcher.view
     where = DirectoryHoldings(core.directory).held(request.chain, 1.0)
     view.ready[:] = True
     around = core.dispatcher.learning.surroundings(request, 3, 1.0)
@@ -323,5 +323,5 @@ def test_nobody_reads_from_a_peer_that_is_down() -> None:
 
 def test_unknown_cards_doubt_their_first_tokens_more() -> None:
     known, unknown = assembled(a_fleet_file()), assembled(fleet_of_urls(["http://h:1", "http://h:2", "http://h:3"]))
-    scales = [float(core.dispatcher._estimator.doubt.spread.scale(0.0)[0]) for core in (known, unknown)]  # type: ignore[union-attr]
+    scales = [float(core.dispatcher._placer._estimator.doubt.spread.scale(0.0)[0]) for core in (known, unknown)]  # type: ignore[union-attr]
     assert scales[0] < scales[1]

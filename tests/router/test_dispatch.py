@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from policies.base import Choice
 from policies.round_robin import RoundRobin
 from router.actions import Cause
+from router.health import HealthConfig, State
 from router.plugins import build_policy
-from router.standing import FIRST_REST_S
 from tests.builders import MODEL, a_request, held
 from tests.router.dispatch_bench import (
     Bench,
@@ -17,6 +19,8 @@ from tests.router.dispatch_bench import (
     only_refusal,
     only_send,
 )
+
+AVOID_S, TRIAL_S = HealthConfig().avoid_s, HealthConfig().trial_interval_s
 
 # Choice and bookings
 
@@ -56,6 +60,8 @@ def test_the_queue_estimate_is_the_booked_work_ahead() -> None:
 def test_every_way_to_end_leaves_no_booking(end: str) -> None:
     bench = Bench("A100", "A100")
     for index in range(20):
+        for row in range(2):  # reachable again, whatever happened
+            bench.dispatcher.probed(row, float(index), alive=True)
         sent = bench.send(float(index), request_id=f"r-{index}", streams=index % 2 == 0)
         if index % 3:
             bench.dispatcher.first_token(sent, index + 0.5)
@@ -120,7 +126,7 @@ def test_with_no_replica_up_the_answer_is_503_with_retry_after() -> None:
 
 def test_each_model_goes_only_to_replicas_that_serve_it() -> None:
     bench = Bench("A100", "A100")
-    bench.dispatcher.replica_up(1, frozenset({"other"}))
+    bench.dispatcher.replica_up(1, frozenset({"other"}), 0.0)
     assert {bench.send(request_id=f"r-{i}").row for i in range(8)} == {0}
     assert {bench.send(request_id=f"o-{i}", model="other").row for i in range(8)} == {1}
     assert bench.dispatcher.models == sorted([MODEL, "other"])
@@ -130,8 +136,8 @@ def test_a_replica_that_went_down_gets_nothing_until_it_is_up_again() -> None:
     bench = Bench("A100", "A100")
     bench.dispatcher.replica_down(0)
     assert {bench.send(request_id=f"r-{i}").row for i in range(4)} == {1}
-    bench.dispatcher.replica_up(0, frozenset({MODEL}))
-    assert 0 in {bench.send(request_id=f"s-{i}").row for i in range(4)}
+    bench.dispatcher.replica_up(0, frozenset({MODEL}), 0.0)
+    assert 0 in {bench.send(HealthConfig().slow_start_s, request_id=f"s-{i}").row for i in range(4)}
 
 
 # Retry
@@ -157,12 +163,14 @@ def test_a_stream_that_broke_after_output_is_never_retried() -> None:
     assert (bench.receipts[0].outcome, bench.receipts[0].cause) == ("failed", "broken")
 
 
-def test_when_everybody_failed_the_client_gets_a_502_that_names_the_last_replica() -> None:
+@pytest.mark.parametrize(("cause", "status"), [(Cause.CONNECT, 503), (Cause.NO_ANSWER, 502), (Cause.BAD_ANSWER, 502)])
+def test_when_everybody_failed_the_client_is_told_of_the_last_replica(cause: Cause, status: int) -> None:
     bench = Bench("A100", "A100")
     sent = bench.send(0.0)
-    again = only_send(bench.dispatcher.failed(sent, Cause.CONNECT, 0.1))
-    refusal = only_refusal(bench.dispatcher.failed(again, Cause.CONNECT, 0.2))
-    assert refusal.status == 502
+    again = only_send(bench.dispatcher.failed(sent, cause, 0.1))
+    refusal = only_refusal(bench.dispatcher.failed(again, cause, 0.2))
+    assert refusal.status == status
+    assert refusal.retry_after_s is not None
     assert again.replica in refusal.message
 
 
@@ -193,22 +201,22 @@ def test_a_replica_that_answers_500_at_once_does_not_attract_the_traffic() -> No
     assert broken <= 4
 
 
-def test_each_failure_in_a_row_rests_a_replica_longer_and_one_success_forgets_them() -> None:
+def test_several_failures_in_a_row_leave_a_replica_one_trial_in_each_interval_and_a_success_ends_that() -> None:
     bench = Bench("A100", "A100")
-
-    def rests_at(now_s: float) -> bool:
-        sent = [bench.send(now_s, request_id=f"p-{now_s}-{i}") for i in range(3)]
-        for one in sent:
-            bench.dispatcher.cancelled(one, now_s)
-        return 0 not in {one.row for one in sent}
-
-    for failure in range(3):
-        sent = bench.send(100.0 * failure, request_id=f"f-{failure}")
-        while sent.row != 0:
-            sent = bench.send(100.0 * failure, request_id=f"f-{failure}-again")
-        bench.finish(sent, 100.0 * failure, status=500, output_tokens=None)
-    assert rests_at(200.0 + 3.9)
-    assert not rests_at(200.0 + 4.1)
+    to_first = []
+    for index in range(400):
+        now_s = 0.1 * index
+        sent = bench.send(now_s, request_id=f"r-{index}")
+        if sent.row == 0:
+            to_first.append(now_s)
+        mended = now_s >= 22.0
+        bench.finish(sent, now_s + 0.01, status=500 if sent.row == 0 and not mended else 200, output_tokens=1)
+    trials = [at_s for at_s in to_first if 5.0 < at_s < 22.0]
+    assert len(trials) in (3, 4)
+    assert all(later - first >= TRIAL_S - 1e-9 for first, later in pairwise(trials))
+    back = [at_s for at_s in to_first if at_s >= 22.0]
+    assert back[0] <= 22.0 + TRIAL_S
+    assert len(back) > 50
 
 
 def test_thousands_of_failures_in_a_row_change_nothing_for_the_books() -> None:
@@ -219,7 +227,7 @@ def test_thousands_of_failures_in_a_row_change_nothing_for_the_books() -> None:
     assert len(bench.receipts) == 1100
 
 
-def test_one_incident_that_breaks_many_streams_is_one_failure() -> None:
+def test_an_incident_that_breaks_many_streams_costs_a_replica_one_interval_and_not_one_for_each() -> None:
     bench = Bench("A100", "A100")
     streams = [bench.send(0.0, request_id=f"r-{i}") for i in range(40)]
     broken = [sent for sent in streams if sent.row == 0]
@@ -229,8 +237,11 @@ def test_one_incident_that_breaks_many_streams_is_one_failure() -> None:
     for sent in streams:
         if sent.row == 1:
             bench.dispatcher.cancelled(sent, 5.0)
-    rows = {bench.send(5.0 + FIRST_REST_S + 0.1, request_id=f"s-{i}").row for i in range(4)}
-    assert 0 in rows
+    assert {bench.send(5.5, request_id=f"s-{i}").row for i in range(4)} == {1}
+    trial = bench.send(5.0 + TRIAL_S, request_id="trial")
+    assert trial.row == 0
+    bench.dispatcher.first_token(trial, 5.1 + TRIAL_S)
+    assert bench.dispatcher.health(0).state() is State.CLOSED
 
 
 def test_replicas_that_are_full_do_not_attract_the_traffic() -> None:
@@ -270,7 +281,7 @@ def test_the_only_replica_is_used_even_while_it_rests() -> None:
 
 def test_a_model_whose_only_replica_is_down_is_a_503_and_not_unknown() -> None:
     bench = Bench("A100", "A100")
-    bench.dispatcher.replica_up(1, frozenset({"other"}))
+    bench.dispatcher.replica_up(1, frozenset({"other"}), 0.0)
     bench.dispatcher.replica_down(1)
     assert only_refusal(bench.dispatcher.arrived(a_request(model="other"), 0.0)).status == 503
 
@@ -314,7 +325,7 @@ def test_a_policy_that_raises_leaves_a_receipt_and_no_booking() -> None:
         def choose(self, *facts: object) -> Choice:
             raise RuntimeError("broken rule")
 
-    bench.dispatcher._policy = Broken()
+    bench.dispatcher._placer._policy = Broken()
     with pytest.raises(RuntimeError):
         bench.dispatcher.arrived(a_request(request_id="new"), 0.1)
     with pytest.raises(RuntimeError):
@@ -328,7 +339,7 @@ def test_a_replica_that_refused_a_connection_rests_and_then_gets_requests_again(
     failed = bench.send(0.0)
     bench.finish(only_send(bench.dispatcher.failed(failed, Cause.CONNECT, 0.0)), 0.5)
     soon = {bench.send(0.6, request_id=f"r-{i}").row for i in range(4)}
-    later = {bench.send(FIRST_REST_S + 0.1, request_id=f"s-{i}").row for i in range(8)}
+    later = {bench.send(AVOID_S + 0.1, request_id=f"s-{i}").row for i in range(8)}
     assert failed.row not in soon
     assert failed.row in later
 
@@ -409,7 +420,7 @@ def test_a_request_bound_to_a_replica_goes_there_and_nowhere_else() -> None:
     sent = [bench.send(only=name, request_id=f"r-{number}") for number in range(9)]
     assert {one.replica for one in sent} == {name}
     refusal = only_refusal(bench.dispatcher.failed(sent[0], Cause.CONNECT, 0.1))
-    assert refusal.status == 502
+    assert refusal.status == 503
     assert bench.dispatcher.failed(sent[1], Cause.OVERLOADED, 0.1) == [], "its own answer is relayed"
 
 
@@ -434,6 +445,7 @@ def test_a_stored_response_is_asked_of_every_replica_once_and_none_is_blamed() -
         asked.append(sent.row)
     bench.finish(sent, 0.2, status=404, output_tokens=None)
     assert sorted(asked) == [0, 1, 2, 3]
-    assert all(standing.failures == 0 and standing.rests_until_s == -np.inf for standing in bench.dispatcher._standing)
+    healths = [bench.dispatcher.health(row) for row in range(4)]
+    assert all(health.failures == 0 and health.avoid_until_s == -np.inf for health in healths)
     assert bench.receipts[0].outcome == "client_error"
     assert nothing_is_left(bench)

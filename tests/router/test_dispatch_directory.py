@@ -206,7 +206,7 @@ def test_blocks_of_text_are_remembered_where_they_were_sent_and_nothing_contradi
 def test_a_store_without_events_is_believed_to_have_what_was_computed_and_receipts_say_it_is_a_guess() -> None:
     bench = DirectoryBench("A100", "A100", network_bytes_per_s=25e9)
     written = WrittenStore(capacity_blocks=1000, keep_s=600.0)
-    bench.dispatcher._holdings = OtherTiers(DirectoryHoldings(bench.directory), written=written)
+    bench.dispatcher._placer._holdings = OtherTiers(DirectoryHoldings(bench.directory), written=written)
     first = bench.send_blocks(0.0, 200)
     bench.answer(first, None, at_s=1.0)
     bench.dispatcher.replica_down(first.row)

@@ -87,9 +87,9 @@ def test_a_fetch_that_starts_at_the_turn_is_not_on_the_network_before() -> None:
     def crossed_by(discipline: Discipline, now_s: float) -> float:
         """Bytes that have crossed of a fetch behind about 0.9 s of prefill."""
         bench = Bench("A100", where=held([0], 512), network_bytes_per_s=1e9, discipline=discipline)
-        bench.dispatcher._holdings = NoHoldings(held([0]))
+        bench.dispatcher._placer._holdings = NoHoldings(held([0]))
         bench.send(0.0, request_id="ahead")
-        bench.dispatcher._holdings = NoHoldings(held([0], 512))
+        bench.dispatcher._placer._holdings = NoHoldings(held([0], 512))
         assert bench.send(0.0, request_id="fetches").path is Path.REMOTE
         return FETCHED_BYTES - bench.on_links(now_s)[0]
 
@@ -113,7 +113,7 @@ def with_peers(rows: int) -> Estimator:
 
 def test_a_read_from_a_peer_names_it_and_is_promised_on_the_link_that_leaves_it() -> None:
     bench = Bench("A100", "A100", "A100", where=held([0, 512, 100]), estimator=with_peers(3))
-    bench.dispatcher._policy = Takes(2, Path.PEER)
+    bench.dispatcher._placer._policy = Takes(2, Path.PEER)
     sent = bench.send(0.0)
     assert (sent.path, sent.source) == (Path.PEER, bench.view.names[1])
     gained_bytes = (8192 - 1600) * QWEN3_8B.kv_bytes_per_token
@@ -124,7 +124,7 @@ def test_a_read_from_a_peer_names_it_and_is_promised_on_the_link_that_leaves_it(
 
 def test_of_two_peers_with_the_same_blocks_the_one_whose_link_is_free_is_read() -> None:
     bench = Bench("A100", "A100", "A100", where=held([512, 512, 0]), estimator=with_peers(3))
-    bench.dispatcher._policy = Takes(2, Path.PEER)
+    bench.dispatcher._placer._policy = Takes(2, Path.PEER)
     sources = [bench.send(0.0, request_id=f"r-{i}").source for i in range(2)]
     assert sorted(map(str, sources)) == sorted(bench.view.names[:2])
 
@@ -132,7 +132,7 @@ def test_of_two_peers_with_the_same_blocks_the_one_whose_link_is_free_is_read() 
 def test_only_a_read_from_a_peer_has_a_source() -> None:
     bench = Bench("A100", "A100", where=held([512, 0]), estimator=with_peers(2))
     for row, path in ((0, Path.LOCAL), (1, Path.RECOMPUTE)):
-        bench.dispatcher._policy = Takes(row, path)
+        bench.dispatcher._placer._policy = Takes(row, path)
         assert bench.send(0.0).source is None
 
 
@@ -159,7 +159,7 @@ def test_receipts_mark_every_candidate_that_reuses_something_guessed() -> None:
     """Replica 1 is guessed: what is there and what others would read from it is no knowledge."""
     where = replace(held([100, 512, 0]), approximate=np.array([False, True, False]))
     bench = Bench("A100", "A100", "A100", where=where, estimator=with_peers(3))
-    bench.dispatcher._policy = Takes(2, Path.PEER)
+    bench.dispatcher._placer._policy = Takes(2, Path.PEER)
     bench.finish(bench.send(0.0), 5.0)
     (receipt,) = bench.receipts
     marked = {(one.replica, one.path): one.approximate for one in receipt.candidates}
@@ -180,7 +180,7 @@ def test_a_store_that_is_guessed_marks_those_that_would_read_it_alone(
 ) -> None:
     where = replace(held([0, 512], 512), approximate=approximate, store_approximate=True)
     bench = Bench("A100", "A100", where=where, network_bytes_per_s=25e9)
-    bench.dispatcher._policy = Takes(0, Path.REMOTE)
+    bench.dispatcher._placer._policy = Takes(0, Path.REMOTE)
     bench.finish(bench.send(0.0), 5.0)
     marked = {one.replica: (one.fetched_tokens > 0, one.approximate) for one in bench.receipts[0].candidates}
     assert marked == dict(zip(bench.view.names, [(True, True), (False, False)], strict=True))

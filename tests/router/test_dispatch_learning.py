@@ -8,8 +8,8 @@ import pytest
 from estimators.first_token import Discipline
 from estimators.paths import Path
 from estimators.prefill_features import prior_coefficients
-from router.dispatch import Placement
 from router.learning import CALIBRATED_SAMPLES, PrefixCounters
+from router.placing import Placement
 from router.receipts import Candidate
 from tests.builders import MODEL, held
 from tests.router.dispatch_bench import (
@@ -37,7 +37,7 @@ def test_the_price_of_work_is_fed_by_traffic_at_one_replica() -> None:
 
 def test_two_models_do_not_share_their_traffic() -> None:
     bench = Bench("A100", "A100")
-    bench.dispatcher.replica_up(1, frozenset({"other"}))
+    bench.dispatcher.replica_up(1, frozenset({"other"}), 0.0)
     for index in range(100):
         bench.finish(bench.send(0.1 * index, request_id=f"r-{index}"), 0.1 * index)
     bench.finish(bench.send(10.0, request_id="o", model="other"), 10.1)
@@ -96,7 +96,7 @@ def test_hits_the_router_did_not_know_of_are_not_taken_for_a_faster_gpu() -> Non
 
 def test_aliases_and_adapters_of_one_model_share_its_traffic() -> None:
     bench = Bench("A100")
-    bench.dispatcher.replica_up(0, frozenset({MODEL, "alias", "lora"}))
+    bench.dispatcher.replica_up(0, frozenset({MODEL, "alias", "lora"}), 0.0)
     for index in range(150):
         name = (MODEL, "alias", "lora")[index % 3]
         sent = bench.send(0.1 * index, request_id=f"r-{index}", model=name, base_model=MODEL)
@@ -311,7 +311,7 @@ def test_a_receipt_names_the_discipline_of_a_fetch_alone() -> None:
 
 def test_a_receipt_says_from_when_on_a_replica_is_calibrated() -> None:
     bench = Bench("A100", "A100")
-    bench.dispatcher._policy = Takes(0, Path.RECOMPUTE)
+    bench.dispatcher._placer._policy = Takes(0, Path.RECOMPUTE)
     for index in range(CALIBRATED_SAMPLES + 2):
         sent = bench.send(10.0 * index, request_id=f"r-{index}")
         bench.dispatcher.first_token(sent, 10.0 * index + 0.9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.dispatch import Placement
+from router.placing import Placement
 from tests.builders import held
 from tests.router.dispatch_bench import Bench
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from policies.objectives import EndToEnd, FirstToken
 from policies.prefix_hash import PrefixHash
 from policies.round_robin import RoundRobin
 from router.actions import Cause, Ended, Refuse, Send
+from router.admission import AdmissionConfig
 from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
 from router.dispatch import Dispatcher
@@ -22,13 +25,20 @@ from router.receipts import Receipt
 NAMES = ("round_robin", "least_request", "prefix_hash")
 
 
-def a_core(policy: str, receipts: list[Receipt] | None = None, *, forecasts: bool = False, replicas: int = 3) -> Core:
+def a_core(
+    policy: str,
+    receipts: list[Receipt] | None = None,
+    *,
+    forecasts: bool = False,
+    replicas: int = 3,
+    admission: AdmissionConfig | None = None,
+) -> Core:
     urls = [f"http://127.0.0.1:{port}" for port in range(1, replicas + 1)]
     kept: list[Receipt] = [] if receipts is None else receipts
-    config = RouterConfig(worker_urls=urls, policy=PolicyConfig(name=policy))
+    config = RouterConfig(worker_urls=urls, policy=PolicyConfig(name=policy), admission=admission or AdmissionConfig())
     core = assemble(config, fleet_of_urls(urls), on_receipt=kept.append, forecasts=forecasts)
     for row in range(replicas):
-        core.dispatcher.replica_up(row, frozenset({"m"}))
+        core.dispatcher.replica_up(row, frozenset({"m"}), 0.0)
     return core
 
 
@@ -47,6 +57,13 @@ def test_only_rules_that_read_no_estimates_are_spared_them_and_only_when_nobody_
     assert isinstance(a_core(policy).dispatcher, PlainDispatcher)
     assert not isinstance(a_core(policy, forecasts=True).dispatcher, PlainDispatcher)
     assert not isinstance(a_core("e2e").dispatcher, PlainDispatcher)
+
+
+@pytest.mark.parametrize("admission", [{"max_in_flight": 4}, {"max_prefills": 2}, {"late": "refuse"}])
+def test_admission_that_compares_expectations_is_given_them(admission: dict[str, Any]) -> None:
+    core = a_core("round_robin", admission=AdmissionConfig(**admission))
+    assert not isinstance(core.dispatcher, PlainDispatcher)
+    assert isinstance(a_core("round_robin", admission=AdmissionConfig(order="wspt")).dispatcher, PlainDispatcher)
 
 
 def test_a_rule_that_does_not_say_is_taken_to_read_estimates() -> None:
@@ -99,6 +116,29 @@ def test_a_replica_that_failed_rests_here_too() -> None:
     dispatcher.failed(failing, Cause.CONNECT, 1.0)
     assert {sent(dispatcher, a_request(number), 1.1).replica for number in range(1, 5)} != {failing.replica}
     assert failing.replica not in {sent(dispatcher, a_request(number), 1.1).replica for number in range(5, 9)}
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_failures_trials_and_slow_starts_are_those_of_the_whole_dispatcher(policy: str) -> None:
+    said: list[list[str]] = []
+    for forecasts in (False, True):
+        dispatcher, rng, now_s = a_core(policy, forecasts=forecasts).dispatcher, np.random.default_rng(9), 0.0
+        states: list[str] = []
+        for number in range(600):
+            now_s += float(rng.exponential(0.1))
+            (action,) = dispatcher.arrived(a_request(number, streams=True), now_s)
+            broken = 150 < number < 300  # the first replica breaks what it is sent, then works again
+            while isinstance(action, Send) and broken and action.row == 0:
+                (action,) = dispatcher.failed(action, Cause.NO_ANSWER, now_s)
+            if isinstance(action, Send):
+                dispatcher.first_token(action, now_s)
+                dispatcher.finished(action, Ended(200, output_tokens=3, prompt_tokens=100), now_s)
+            health = dispatcher.health(0)
+            states.append(f"{action!r:.12} {health.state().value} {health.share(now_s):.3f}")
+            states[-1] += f" {action.replica}" if isinstance(action, Send) else ""
+        said.append(states)
+    assert said[0] == said[1]
+    assert {"closed", "open"} <= {state.split()[1] for state in said[0]}
 
 
 def test_a_model_that_nobody_serves_is_refused() -> None:

@@ -256,3 +256,15 @@ async def test_tokens_for_a_client_that_just_left_are_dropped_and_nobody_else_is
     stream.take(Output("cmpl-1", at_s=0.0, index=0, token_id=1, finish_reason="stop", cached_tokens=0))
     stream.flush()
     assert stream.over.done()
+
+
+async def test_a_message_that_is_continued_adds_its_text_to_the_prompt(client: Client) -> None:
+    asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "ignore_eos": True}
+    _, first = await client.post("/v1/chat/completions", asked)
+    said = first["choices"][0]["message"]["content"]
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}]
+    goes_on = asked | {"messages": messages, "continue_final_message": True}
+    status, refused = await client.post("/v1/chat/completions", goes_on)
+    assert (status, "both" in refused["error"]["message"]) == (400, True)
+    status, second = await client.post("/v1/chat/completions", goes_on | {"add_generation_prompt": False})
+    assert (status, second["usage"]["prompt_tokens"]) == (200, first["usage"]["prompt_tokens"] + 3)

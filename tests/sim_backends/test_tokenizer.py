@@ -33,6 +33,13 @@ def test_a_conversation_is_the_prefix_of_its_continuation() -> None:
     assert tokenizer.render_chat(longer).startswith(begin)
 
 
+def test_a_turn_that_goes_on_is_the_prompt_and_what_was_said() -> None:
+    turns = [("system", "be brief"), ("user", "hello")]
+    rendered = tokenizer.render_chat([*turns, ("assistant", "hi th")], add_generation_prompt=False, goes_on=True)
+    assert rendered == tokenizer.render_chat(turns) + "hi th"
+    assert tokenizer.render_chat([], goes_on=True, add_generation_prompt=False) == ""
+
+
 def test_the_bound_never_exceeds_the_count() -> None:
     for text in ("", "a", "abcd", "abcde", "北京" * 9):
         assert tokenizer.count_bound(text) <= len(tokenizer.encode(text, vocab=VOCAB))

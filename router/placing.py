@@ -1,0 +1,241 @@
+"""One placement: what is expected of a request everywhere, which candidate is taken, and all that is booked for it.
+
+Model     estimates of every replica that may be chosen, one choice by the policy, then a booking, a fetch promised on
+          the links it crosses, and blocks expected where it computes them. Each placement is ended once, by `end`,
+          which takes back whatever did not come to pass
+Valid     rows that are up and may be chosen; times of one clock, in order
+Blind to  who waits, which replicas are healthy, what the client is told: the dispatcher's part
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from estimators import prefetch
+from estimators.estimates import Estimates, Estimator
+from estimators.links import Promise
+from estimators.paths import COLUMN, Path
+from estimators.request import RequestFacts
+from estimators.routes import Held
+from estimators.view import FleetView
+from policies.base import Choice, Policy
+from router.actions import Ended, Send
+from router.beliefs import Belief, belief_of, tell
+from router.bookings import Booking, Ledger
+from router.holdings import Holdings
+from router.learning import Learning
+from router.notes import Notes, note_choice, note_chosen
+from router.receipts import Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What the dispatcher needs to address a replica. base_url : http(s)://host:port"""
+
+    name: str
+    base_url: str
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """The dispatcher's record behind one `Send`."""
+
+    booking: Booking
+    receipt: Receipt
+    notes: Notes | None  # None: nothing was estimated
+    arrived_at_s: float
+    tried: frozenset[int]
+    promised: list[Promise]  # what its fetch has yet to bring over which links
+    room: prefetch.Hold | None  # for it, where a replica has little
+    belief: Belief | None  # what it counts on finding
+    expected: int | None  # number under which its blocks are expected; None: it leaves none
+    computed: bool = False  # its prefill is over
+    trial: bool = False  # it decides whether its replica works again
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one request would find now. held : of its prompt; estimates : on each replica that may be chosen"""
+
+    held: Held
+    estimates: Estimates
+
+    @property
+    def work_s(self) -> float:
+        """Its prefill where that is shortest."""
+        return float(self.estimates.compute_s[self.estimates.possible].min())
+
+    @property
+    def first_token_s(self) -> float:
+        """Its first token where that is soonest."""
+        return float(self.estimates.expected_s[self.estimates.possible].min())
+
+
+class Placer:
+    """Owner of choices and of everything booked for them.
+
+    policy : decides where a generation runs; by_load : where everything else goes
+    """
+
+    def __init__(
+        self,
+        *,
+        replicas: list[Replica],
+        view: FleetView,
+        holdings: Holdings,
+        estimator: Estimator,
+        policy: Policy,
+        by_load: Policy,
+        learning: Learning,
+        ledger: Ledger,
+    ) -> None:
+        self._replicas = replicas
+        self._view = view
+        self._holdings = holdings
+        self._estimator = estimator
+        self._policy = policy
+        self._by_load = by_load
+        self._learning = learning
+        self._ledger = ledger
+
+    def noticed(self, request: RequestFacts, now_s: float) -> None:
+        """Traffic is learned of generations, wherever they will run."""
+        if request.generates:
+            self._learning.arrived(request, now_s)
+
+    def expected(self, request: RequestFacts, rows: list[int], replicas: int, now_s: float) -> Expected:
+        """What is expected of `request` on `rows`. replicas : that serve its model, `rows` among them"""
+        view = self._view
+        view.ready[:] = False
+        view.ready[rows] = True
+        around = self._learning.surroundings(request, replicas, now_s)
+        held = self._holdings.held(request.chain, now_s)
+        return Expected(held, self._estimator.estimate(request, held, view, around, now_s))
+
+    def narrowed(self, expected: Expected, rows: list[int]) -> Expected:
+        """The same with only `rows` to choose from."""
+        ready = self._view.ready
+        ready[:] = False
+        ready[rows] = True
+        estimates = expected.estimates
+        return Expected(expected.held, replace(estimates, possible=estimates.possible & ready))
+
+    def choose(self, request: RequestFacts, expected: Expected) -> Choice:
+        """What the policy takes; `expected` was asked for, or narrowed, at this very moment."""
+        policy = self._policy if request.generates else self._by_load
+        return policy.choose(request, self._view, expected.estimates)
+
+    def place(
+        self,
+        request: RequestFacts,
+        expected: Expected,
+        choice: Choice,
+        receipt: Receipt,
+        *,
+        arrived_at_s: float,
+        tried: frozenset[int],
+        now_s: float,
+    ) -> Send:
+        """Book and promise what was chosen of what is `expected` at this very moment."""
+        held, estimates = expected.held, expected.estimates
+        booking = self._book(request, choice, estimates, now_s)
+        notes = Notes(estimates, choice, held, self._view, now_s)
+        note_choice(receipt, choice, estimates)
+        note_chosen(notes.chosen, booking, self._view, self._learning, now_s)
+        if request.explain:
+            receipt.candidates, receipt.chosen = notes.candidates()
+        receipt.placed_s = now_s - arrived_at_s
+        receipt.attempts += 1
+        replica = self._replicas[choice.row]
+        peer = estimates.peers[choice.row] if choice.path is Path.PEER and estimates.peers is not None else None
+        promised, room = self._promise(choice, estimates, now_s)
+        leaves = request.generates and bool(request.chain)
+        return Send(
+            request=request,
+            row=choice.row,
+            replica=replica.name,
+            base_url=replica.base_url,
+            path=choice.path,
+            source=None if peer is None else self._replicas[int(peer)].name,
+            attempt=receipt.attempts,
+            explain=receipt.summary() if request.explain else None,
+            placement=Placement(
+                booking=booking,
+                receipt=receipt,
+                notes=notes,
+                arrived_at_s=arrived_at_s,
+                tried=tried,
+                promised=promised,
+                room=room,
+                belief=belief_of(request, held, estimates, choice) if leaves else None,
+                expected=self._holdings.expect(choice.row, request.chain, now_s) if leaves else None,
+            ),
+        )
+
+    def first_token(self, placement: Placement, now_s: float) -> None:
+        """Its first token was seen: its prefill and its fetch are over."""
+        self._learning.first_token(placement.booking, now_s)
+        self._computed(placement, now_s)
+        for promise in placement.promised:
+            self._estimator.routes.table.arrived(promise, now_s)
+        self._give_back(placement)
+        self._ledger.first_token(placement.booking, now_s)
+
+    def answered(self, placement: Placement, ended: Ended, now_s: float) -> None:
+        """It was answered well: what that teaches, and shows of the directory."""
+        self._learning.answered(placement.booking, ended, now_s)
+        self._computed(placement, now_s)
+        booking, belief = placement.booking, placement.belief
+        if belief is not None:
+            in_parts = self._view.disciplines[booking.row].takes_parts
+            tell(self._holdings, belief, booking, ended.cached_tokens, now_s, in_parts=in_parts)
+
+    def end(self, placement: Placement, now_s: float) -> None:
+        """It is over, whatever the way."""
+        booking = placement.booking
+        if placement.expected is not None:  # confirmed by now, if it ever is
+            self._holdings.cancel(placement.expected)
+        for promise in placement.promised:  # what has not crossed will not come any more
+            self._estimator.routes.table.take_back(promise, now_s)
+        self._give_back(placement)
+        self._learning.ended(booking, now_s)
+        self._ledger.release(booking, now_s)
+
+    def _computed(self, placement: Placement, now_s: float) -> None:
+        """Its prefill is over, so its blocks are there; where events come they say it too."""
+        if placement.expected is not None and not placement.computed:
+            placement.computed = True
+            self._holdings.computed(placement.booking.row, placement.booking.request.chain, now_s)
+
+    def _give_back(self, placement: Placement) -> None:
+        if placement.room is not None and self._estimator.space is not None:
+            self._estimator.space.give_back(placement.room)
+
+    def _book(self, request: RequestFacts, choice: Choice, estimates: Estimates, now_s: float) -> Booking:
+        reused = float(estimates.reused_tokens[COLUMN[choice.path], choice.row])
+        new_tokens = max(1.0, request.prompt_tokens - reused)
+        booking = self._ledger.place(
+            request,
+            choice,
+            estimates,
+            now_s,
+            own_work_s=self._estimator.work_s(choice.row, new_tokens, reused, self._view),
+            remaining_tokens=self._learning.remaining_tokens(request),
+        )
+        self._learning.placed(booking, choice, estimates, now_s)
+        return booking
+
+    def _promise(
+        self, choice: Choice, estimates: Estimates, now_s: float
+    ) -> tuple[list[Promise], prefetch.Hold | None]:
+        """Put the fetch of `choice` on the links it crosses, from when it will start, and hold its room."""
+        moved = self._estimator.fetched_bytes(estimates, choice.path, choice.row)
+        starts_s = now_s
+        if self._view.disciplines[choice.row].in_turn:
+            starts_s += float(estimates.queue_s[choice.row])
+        table, space = self._estimator.routes.table, self._estimator.space
+        promised = [table.promise(stages, size, now_s=now_s, starts_s=starts_s) for stages, size in moved]
+        if space is None or not promised:
+            return promised, None
+        until_s = max(promise.ends_at_s for promise in promised)
+        return promised, space.hold(choice.row, sum(size for _, size in moved), until_s=until_s)
