@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import nan
 
 import numpy as np
 
 from estimators.conformal import Conformal
 from estimators.estimates import LEVELS, Doubt, Estimator
-from estimators.first_token import Discipline
-from estimators.hardware import Card
 from estimators.hit_probability import HitProbability
 from estimators.links import LinkTable
-from estimators.model_prior import Prior, prior_of
 from estimators.prefetch import PrefetchSpace
 from estimators.roofline import rates_of
 from estimators.routes import Routes
@@ -28,7 +24,7 @@ from policies.least_request import LeastRequest
 from router.config import RouterConfig
 from router.directory import Directory
 from router.dispatch import Dispatcher
-from router.fleet import Fleet, LinkSpec, ReplicaSpec
+from router.fleet import Fleet, LinkSpec
 from router.holdings import DirectoryHoldings, Holdings
 from router.names import ModelNames
 from router.other_tiers import OtherTiers
@@ -37,6 +33,7 @@ from router.plain import PlainDispatcher, reads_estimates
 from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
 from router.receipts import Receipt
+from router.rows import Rows, first_discipline, patience_s, replica_prior, usd_per_hour
 from router.signals.looked_up import Answers
 from router.signals.written_store import WrittenStore
 
@@ -51,6 +48,7 @@ class Core:
     directory: Directory
     prompts: PromptReader
     names: ModelNames
+    rows: Rows
 
 
 def assemble(
@@ -66,7 +64,7 @@ def assemble(
     every_candidate: bool = True,
     forecasts: bool = True,
 ) -> Core:
-    """Build the deciding core of one router.
+    """Build the deciding core of one router. Spare rows of the fleet (`with_spares`) are for replicas that come later.
 
     block_tokens : what the engines report, used when the fleet file does not say
     answers : of a look-up service that knows the store and replicas' tiers, if there is one
@@ -82,7 +80,7 @@ def assemble(
     ConfigError : the policy does not exist or its settings do not fit.
     """
     block_tokens = fleet.block_tokens or block_tokens or DEFAULT_BLOCK_TOKENS
-    priors = [prior_of(fleet.model, card_of(fleet, replica), speed=fleet.speed) for replica in fleet.replicas]
+    priors = [replica_prior(fleet, replica) for replica in fleet.replicas]
     view = FleetView(
         names=[replica.name for replica in fleet.replicas],
         rates=[rates_of(prior.shape, prior.card) for prior in priors],
@@ -90,8 +88,8 @@ def assemble(
     unknown = [name for name, prior in zip(view.names, priors, strict=True) if not prior.known]
     view.chosen_share = costs_of(priors[0].shape).chosen_share
     view.usd_per_hour[:] = [usd_per_hour(prior) for prior in priors]
-    view.disciplines[:] = [fleet.fetch.discipline or Discipline.OVERLAPPED] * view.rows
-    view.limit_s[:] = fleet.fetch.limit_ms / 1000 / fleet.speed
+    view.disciplines[:] = [first_discipline(fleet)] * view.rows
+    view.limit_s[:] = patience_s(fleet)
     directory = Directory(block_tokens, view.rows)
     names, characters_per_token = ModelNames(), CharactersPerToken()
     estimator = Estimator(
@@ -105,13 +103,14 @@ def assemble(
         engine_decides=fleet.fetch.by == "engine",
         doubt=Doubt(HitProbability(view.names), ResidualSpread(view.names, uncalibrated=unknown), Conformal(LEVELS)),
     )
+    holdings = holdings_of(fleet, directory, answers=answers, written=written)
     policy = build_policy(config.policy.name, config.policy.settings, config.seed)
     estimated = forecasts or reads_estimates(policy) or config.admission.reads_estimates
     make = Dispatcher if estimated else PlainDispatcher
     dispatcher = make(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
         view=view,
-        holdings=holdings_of(fleet, directory, answers=answers, written=written),
+        holdings=holdings,
         estimator=wrap_estimator(estimator),
         policy=policy,
         policy_name=config.policy.name,
@@ -129,7 +128,8 @@ def assemble(
     )
     chunks = config.prompts.source == "bytes"
     prompts = PromptReader(block_tokens, names, characters_per_token, chunks=chunks)
-    return Core(dispatcher, directory, prompts, names)
+    rows = Rows(fleet, dispatcher=dispatcher, holdings=holdings, names=names)
+    return Core(dispatcher, directory, prompts, names, rows)
 
 
 def holdings_of(
@@ -142,18 +142,6 @@ def holdings_of(
     if answers is None and written is None:
         return holdings
     return OtherTiers(holdings, answers=answers, written=written)
-
-
-def card_of(fleet: Fleet, replica: ReplicaSpec) -> Card | None:
-    """A replica's card at the fleet's speed; None where it is not known."""
-    return None if replica.card is None else fleet.card(replica.card)
-
-
-def usd_per_hour(prior: Prior) -> float:
-    """Price of a replica's cards together; NaN where the card's is not known."""
-    shards = prior.shape.shards
-    price = prior.card.usd_per_hour if prior.known else None
-    return nan if price is None else price * shards.tensor * shards.pipeline
 
 
 def has_routes(fleet: Fleet) -> bool:

@@ -24,7 +24,7 @@ from policies.base import Choice, Policy
 from router.actions import Ended, Send
 from router.bookings import Booking, Forecast
 from router.dispatch import Dispatcher
-from router.placing import Expected, Placement, Placer
+from router.placing import Expected, Placement, Placer, Replica
 from router.receipts import Receipt
 
 _RECOMPUTE = COLUMN[Path.RECOMPUTE]
@@ -55,6 +55,10 @@ class PlainDispatcher(Dispatcher):
         assert not reads_estimates(parts["policy"]), "a rule that reads estimates needs them"
         super().__init__(**parts, placing=PlainPlacer)
         self.view.waiting[:] = nan  # work that is booked is not known, so nobody is shown a zero
+
+    def joins(self, row: int, replica: Replica) -> None:
+        super().joins(row, replica)
+        self.view.waiting[:, row] = nan
 
 
 class PlainPlacer(Placer):
