@@ -80,6 +80,11 @@ class Reported:
         if not models:
             log.warning("%s named no models (does it want a key? api_key_env): no prompt is matched", replica.name)
 
+    def forget(self, row: int) -> None:
+        """`row` is nobody's, or somebody else's, from now on."""
+        self._warned_sizes.discard(row)
+        self._processes.pop(row, None)
+
     def down(self, row: int, reason: str) -> None:
         """A replica does not answer any more."""
         self._core.dispatcher.replica_down(row)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from math import inf
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,9 +20,8 @@ import msgspec
 
 from router.discovery.kept import Kept
 from router.discovery.sources import NoList
-from router.fleet import ReplicaSpec
+from router.fleet import ReplicaSpec, is_dns
 
-SCHEME = "dns"
 MOST_ADDRESSES = 1024  # of one name
 
 # Of the C library's answers, those that say there is no such address; all others say that nobody could be asked.
@@ -62,6 +62,7 @@ class Names:
 
     grace_s, keep_s : as in `Kept`
     timeout_s : for one look-up, > 0; one that is not over by then goes on, and counts as failed until it is
+    every_s : between two look-ups of a name; >= 0
     """
 
     def __init__(
@@ -70,12 +71,15 @@ class Names:
         grace_s: float = 10.0,
         keep_s: float = 300.0,
         timeout_s: float = 5.0,
+        every_s: float = 5.0,
         lookup: Lookup = addresses_of,
     ) -> None:
         self._grace_s = grace_s
         self._keep_s = keep_s
         self._timeout_s = timeout_s
+        self._every_s = every_s
         self._lookup = lookup
+        self._asked_s: dict[Name, float] = {}  # when each was last asked about
         self._known: dict[Name, Kept[str]] = {}
         self._asked: dict[Name, asyncio.Future[Sequence[str]]] = {}
 
@@ -85,12 +89,19 @@ class Names:
         return self._known
 
     async def look_up(self, replicas: Iterable[ReplicaSpec], clock: Callable[[], float]) -> list[str]:
-        """Ask for every name among these entries, and forget the others. A sentence for each new kind of failure."""
+        """Ask for those names among these entries that are due, and forget the names that are not among them.
+
+        A sentence for each new kind of failure.
+        """
         wanted = dict.fromkeys(name for replica in replicas if (name := name_of(replica)) is not None)
         self._known = {
             name: self._known.get(name) or Kept(grace_s=self._grace_s, keep_s=self._keep_s) for name in wanted
         }
-        news = await asyncio.gather(*(self._ask(name, kept, clock) for name, kept in self._known.items()))
+        now_s = clock()
+        self._asked_s = {name: self._asked_s.get(name, -inf) for name in wanted}
+        due = [name for name, asked_s in self._asked_s.items() if now_s - asked_s >= self._every_s]
+        self._asked_s.update(dict.fromkeys(due, now_s))
+        news = await asyncio.gather(*(self._ask(name, self._known[name], clock) for name in due))
         return [sentence for sentence in news if sentence is not None]
 
     async def stop(self) -> None:
@@ -135,8 +146,10 @@ class Names:
 
 def name_of(replica: ReplicaSpec) -> Name | None:
     """The name an entry stands for; None when it is one replica with a URL of its own."""
+    if not is_dns(replica.url or ""):
+        return None
     parts = urlsplit(replica.url or "")
-    if parts.scheme != SCHEME or parts.hostname is None or parts.port is None:
+    if not parts.hostname or parts.port is None:
         return None
     return Name(parts.hostname, parts.port)
 
@@ -144,14 +157,14 @@ def name_of(replica: ReplicaSpec) -> Name | None:
 def at_address(replica: ReplicaSpec, address: str, port: int) -> ReplicaSpec:
     """The replica at one address of a name, called by that address.
 
-    A `*` in its event addresses stands for the address.
+    `{address}` in its event addresses stands for the address.
 
     >>> at_address(ReplicaSpec(name="pool", url="dns://pool:8000"), "10.0.0.5", 8000).url
     'http://10.0.0.5:8000'
     """
     host = f"[{address}]" if ":" in address else address
     where = {
-        key: None if (named := getattr(replica, key)) is None else named.replace("//*:", f"//{host}:")
+        key: None if (named := getattr(replica, key)) is None else named.replace("{address}", host)
         for key in ("events", "replay")
     }
     return msgspec.structs.replace(replica, name=f"{host}:{port}", url=f"http://{host}:{port}", **where)

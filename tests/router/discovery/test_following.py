@@ -168,7 +168,7 @@ async def test_names_are_looked_up_at_every_look() -> None:
 
     following = Following(
         [Flags([ReplicaSpec(name="pool", url="dns://pool:8000")])],
-        names=Names(lookup=lookup),
+        names=Names(lookup=lookup, every_s=0.0),
         edits=Edits(check=lambda replica: None, room=lambda: 9),
         clock=Clock(),
     )

@@ -13,7 +13,7 @@ from router.discovery.sources import NoList
 from router.fleet import ReplicaSpec
 from tests.router.discovery.clocks import Clock
 
-POOL = ReplicaSpec(name="pool", url="dns://pool:8000", card="H100", events="tcp://*:5557")
+POOL = ReplicaSpec(name="pool", url="dns://pool:8000", card="H100", events="tcp://{address}:5557")
 OTHER = ReplicaSpec(name="x", url="http://x:8000")
 
 
@@ -38,7 +38,7 @@ class Looking:
     def __init__(self, *addresses: str) -> None:
         self.resolver = Resolver(*addresses)
         self.clock = Clock()
-        self.names = Names(grace_s=10.0, keep_s=300.0, timeout_s=0.001, lookup=self.resolver)
+        self.names = Names(grace_s=10.0, keep_s=300.0, timeout_s=0.001, every_s=0.0, lookup=self.resolver)
 
     async def at(self, now_s: float, *replicas: ReplicaSpec) -> list[str | None]:
         """URLs at that time, after one look-up."""
@@ -89,6 +89,14 @@ async def test_a_resolver_that_hangs_is_a_failure_and_is_not_asked_twice() -> No
         assert len(await looking.at(now_s)) == 1
     assert looking.resolver.questions == 2
     await looking.names.stop()
+
+
+async def test_a_name_is_asked_about_no_oftener_than_said() -> None:
+    looking = Looking("10.0.0.1")
+    looking.names = Names(every_s=5.0, lookup=looking.resolver)
+    for now_s in (0.0, 1.0, 4.9, 5.0, 6.0):
+        assert len(await looking.at(now_s)) == 1
+    assert looking.resolver.questions == 2
 
 
 async def test_a_name_that_is_not_listed_any_more_is_forgotten() -> None:
