@@ -18,6 +18,7 @@ class Cause(Enum):
     BAD_ANSWER = "bad_answer"  # bytes that are not HTTP, before anything was relayed
     OVERLOADED = "overloaded"  # 429, 502 or 503 head: meant for retry elsewhere, else relayed
     ELSEWHERE = "elsewhere"  # it does not keep the response asked for: another may, else its answer is relayed
+    TOO_LONG = "too_long"  # longer than the router allows in all, which is nobody's failure: never retried
     BROKEN = "broken"  # lost or malformed after response bytes were relayed: never retried
 
 

@@ -25,6 +25,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+FieldName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max_length=64)]
 
 MOST_RETRY_AFTER_S = 600
 MOST_PRIORITY = 100  # and -100: beyond, clients only try to outbid each other
@@ -44,6 +45,7 @@ class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     stretch: NotNegative = 20.0  # seconds of age one second of work weighs; larger: shorter first, longer wait longer
     priority_step_s: NotNegative = 10.0  # seconds of age one step of priority is worth
     share_by: Literal["tenant", "prefix"] = "tenant"  # who shares: names in a header, or equal first blocks of prompts
+    tenant_header: FieldName | None = "x-tenant"  # null: a tenant is whose key it is, whatever clients say
     shares: dict[str, Positive] = {}  # weights of tenants; others have 1
     deadline_s: Seconds | None = None  # of the first token, of requests that name none
     late: Literal["best_effort", "refuse"] = "best_effort"  # refuse: 429 when no replica is expected to meet it

@@ -127,7 +127,9 @@ def assemble(
         every_candidate=every_candidate,
     )
     chunks = config.prompts.source == "bytes"
-    prompts = PromptReader(block_tokens, names, characters_per_token, chunks=chunks)
+    field = config.admission.tenant_header
+    tenant_field = None if field is None else field.lower().encode("ascii")
+    prompts = PromptReader(block_tokens, names, characters_per_token, chunks=chunks, tenant_field=tenant_field)
     rows = Rows(fleet, dispatcher=dispatcher, holdings=holdings, names=names)
     return Core(dispatcher, directory, prompts, names, rows)
 

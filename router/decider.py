@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Send
+from router.actions import Action, Cause, Ended, Hold, Send
 from router.dispatch import Dispatcher
 from router.placing import Placement
 from router.signals.orca import REQUEST_HEADER
@@ -49,8 +49,6 @@ class TimedDecider:
         self._asks_load = asks_load
         self._adds_fields: bool
         self.members_changed(ranks)
-        self.first_token: Callable[[Send, float], list[Action]] = dispatcher.first_token
-        self.cancelled: Callable[[Send, float], list[Action]] = dispatcher.cancelled
 
     def members_changed(self, ranks: Sequence[int | None]) -> None:
         """Replicas came or went. ranks : as at the start"""
@@ -66,14 +64,34 @@ class TimedDecider:
         self._took(perf_counter() - began_s)
         return self._with_fields(actions)
 
-    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
-        return self._with_fields(self._dispatcher.failed(sent, cause, now_s))
+    def first_token(self, sent: Send, now_s: float) -> list[Action]:
+        return self._with_fields(self._dispatcher.first_token(sent, now_s))
+
+    def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
+        return self._with_fields(self._dispatcher.failed(sent, cause, now_s, retry_after_s))
+
+    def cancelled(self, sent: Send, now_s: float) -> list[Action]:
+        return self._with_fields(self._dispatcher.cancelled(sent, now_s))
+
+    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
+        return self._with_fields(self._dispatcher.left(hold, now_s, too_long=too_long))
+
+    def due(self, now_s: float) -> list[Action]:
+        return self._with_fields(self._dispatcher.due(now_s))
+
+    @property
+    def waits(self) -> bool:
+        return self._dispatcher.waits
+
+    @property
+    def next_due_s(self) -> float | None:
+        return self._dispatcher.next_due_s
 
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
         placement = sent.placement
         if sent.request.tokenised and isinstance(placement, Placement):
             self._answered(sent.request, ended, placement.booking.reused_tokens)
-        return self._dispatcher.finished(sent, ended, now_s)
+        return self._with_fields(self._dispatcher.finished(sent, ended, now_s))
 
     def _with_fields(self, actions: list[Action]) -> list[Action]:
         if self._adds_fields:

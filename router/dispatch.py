@@ -37,6 +37,8 @@ from router.standing import Standing
 
 MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
 OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
+_NEUTRAL = (Cause.ELSEWHERE, Cause.TOO_LONG)  # for health
+_LAST = (Cause.BROKEN, Cause.TOO_LONG)  # no other attempt, and no answer of the router's
 _TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
 
 
@@ -178,11 +180,11 @@ class Dispatcher:
         receipt, health = placement.receipt, self._standing[sent.row].health
         if cause is Cause.OVERLOADED:  # no failure, but others first for as long as such answers ask for
             health.overloaded(now_s, OVERLOADED_S if retry_after_s is None else retry_after_s)
-        elif cause is not Cause.ELSEWHERE:
+        elif cause not in _NEUTRAL:
             health.failed(_TROUBLES.get(cause, Trouble.SILENT), now_s)
         tried = placement.tried | {sent.row}
-        why_no_more = "" if cause is Cause.BROKEN else self._why_no_more(sent, cause, tried, now_s)
-        if cause is not Cause.BROKEN and not why_no_more:
+        why_no_more = "" if cause in _LAST else self._why_no_more(sent, cause, tried, now_s)
+        if cause not in _LAST and not why_no_more:
             self._end_placement(placement, now_s)
             receipt.tried.append(sent.replica)
             again = self._entrance.enter(sent.request, receipt, tried, arrived_at_s=placement.arrived_at_s, now_s=now_s)
@@ -192,7 +194,7 @@ class Dispatcher:
         receipt.tried.append(sent.replica)
         receipt.cause = cause.value
         self._close(placement, Outcome.FAILED, now_s)
-        if cause is Cause.BROKEN:
+        if cause in _LAST:  # the shell knows what its client has seen
             return self._entrance.let_go(now_s)
         retry_after = self._entrance.retry_after_s(now_s)
         refusal = refusals.attempts_failed(sent.replica, cause, why_no_more, retry_after)
@@ -203,9 +205,9 @@ class Dispatcher:
         self._close(_placement(sent), Outcome.CANCELLED, now_s)
         return self._entrance.let_go(now_s)
 
-    def left(self, hold: Hold, now_s: float) -> list[Action]:
-        """The client of a request that waits left: it is forgotten."""
-        self._entrance.left(hold, now_s)
+    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
+        """The client of a request that waits left, or it took too long in all: it is forgotten."""
+        self._entrance.left(hold, now_s, too_long=too_long)
         return []
 
     def due(self, now_s: float) -> list[Action]:
@@ -354,6 +356,11 @@ class Dispatcher:
     def in_flight(self) -> int:
         """Requests placed and not yet ended."""
         return int(self.view.booked.sum())
+
+    @property
+    def waits(self) -> bool:
+        """Whether any request waits for a replica with room."""
+        return len(self._admission.backlog) > 0
 
     @property
     def queued(self) -> dict[str, int]:

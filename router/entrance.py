@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from estimators.request import RequestFacts
 from router import refusals
-from router.actions import Action, Hold, Outcome, Refuse, Send
+from router.actions import Action, Cause, Hold, Outcome, Refuse, Send
 from router.admission import Admission, whole_seconds
 from router.backlog import Ticket
 from router.endings import Endings
@@ -118,14 +118,17 @@ class Entrance:
             self._endings.close(receipt, Outcome.FAILED, arrived_at_s=arrived_at_s, now_s=now_s)
             raise
 
-    def left(self, hold: Hold, now_s: float) -> None:
-        """The client of a request that waits left: it is forgotten."""
+    def left(self, hold: Hold, now_s: float, *, too_long: bool) -> None:
+        """The client of a request that waits left, or it took too long in all: it is forgotten."""
         ticket = hold.ticket
         assert isinstance(ticket, Ticket), "a Hold made here"
         assert self._backlog.remove(ticket), f"request {hold.request.request_id} does not wait any more"
         one = _candidacy(ticket)
         self._give_up_claim(one)
-        self._endings.close(one.receipt, Outcome.CANCELLED, arrived_at_s=one.arrived_at_s, now_s=now_s)
+        if too_long:
+            one.receipt.cause = Cause.TOO_LONG.value
+        outcome = Outcome.FAILED if too_long else Outcome.CANCELLED
+        self._endings.close(one.receipt, outcome, arrived_at_s=one.arrived_at_s, now_s=now_s)
 
     def let_go(self, now_s: float) -> list[Action]:
         """Everybody who waits, for whom there is room now and who wants it, in order."""

@@ -76,6 +76,7 @@ class EventSources:
         self._clock = clock
         self._on_pushed_load = on_pushed_load
         self._names: list[str]
+        self._members: frozenset[str]
         self._urls: list[str | None]
         self._ranks: dict[str, list[int]]
         self._events: dict[int, str]
@@ -112,6 +113,7 @@ class EventSources:
         fleet = self._fleet
         self._events, self._replays = event_addresses(fleet), replay_addresses(fleet)
         self._names = [replica.name for replica in fleet.replicas]
+        self._members = frozenset(name for name in self._names if not is_nobody(name))
         self._urls = [replica.url for replica in fleet.replicas]
         self._ranks = rows_by_url(self._urls)
         self._sharing = Counter(self._events.values())
@@ -202,7 +204,8 @@ class EventSources:
 
     def served(self, name: str) -> None:
         """The replica called `name` was given one more request, so it should have something to tell."""
-        self._served[name] += 1
+        if name in self._members:
+            self._served[name] += 1
 
     async def pushed(self, body: bytes, content_type: str) -> Reply:
         """Take in a POST of cache events, after those that came before it."""
@@ -398,12 +401,11 @@ class EventSources:
             known = self._fleet.store is not None
             followed = STORE_NAME in self.subscribers
         else:
-            known = name in self._names and not is_nobody(name)
+            known = name in self._members
             followed = name in self.subscribers or (known and self._row(name) in self._events)
         if not known:
             store = [] if self._fleet.store is None else [STORE_NAME]
-            names = [name for name in self._names if not is_nobody(name)]
-            return 404, {"error": f"no replica is called {name!r}", "sources": [*names, *store]}
+            return 404, {"error": f"no replica is called {name!r}", "sources": [*sorted(self._members), *store]}
         if followed:
             return 409, {"error": f"the events of {name} are followed over ZMQ; one publisher cannot be heard twice"}
         if name != STORE_NAME and self._row(name) not in self._models:

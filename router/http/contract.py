@@ -14,7 +14,7 @@ from typing import Annotated, Protocol
 import msgspec
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Refuse, Send
+from router.actions import Action, Cause, Ended, Hold, Refuse, Send
 from router.http.head import RequestHead, ResponseHead
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -24,8 +24,11 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 class Decider(Protocol):
     """Owns choice and retry. Each `Send` is closed by exactly one of finished, failed and cancelled; an empty answer
-    to `failed` for an overloaded replica leaves it open, its answer is relayed, and `finished` closes it.
+    to `failed` for an overloaded replica leaves it open, its answer is relayed, and `finished` closes it. Each `Hold`
+    is followed by one action that names it, from any later call, or closed by `left`.
 
+    waits : whether any request is held; `due` is wanted at `next_due_s` then, which changes with every call. It may
+        have passed already; None: nothing is due
     `now_s` is the clock's value, in seconds. None of these raises in normal operation; if one does, the client
     gets a 500 and the relay lets go of everything.
     """
@@ -33,8 +36,14 @@ class Decider(Protocol):
     def arrived(self, request: RequestFacts, now_s: float) -> list[Action]: ...
     def first_token(self, sent: Send, now_s: float) -> list[Action]: ...
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]: ...
-    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]: ...
+    def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]: ...
     def cancelled(self, sent: Send, now_s: float) -> list[Action]: ...
+    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]: ...
+    def due(self, now_s: float) -> list[Action]: ...
+    @property
+    def waits(self) -> bool: ...
+    @property
+    def next_due_s(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +89,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class TimeOuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long the router waits for a peer. There is no limit on a stream that progresses."""
+    """How long the router waits for a peer. Only `total_s`, where it is set, ends a stream that progresses."""
 
     connect_s: Seconds = 5.0
-    first_byte_s: Seconds = 600.0  # from the request to head and body of its answer: holds queue wait and prefill
+    response_head_s: Seconds = 600.0  # from the request to the head of its answer: that of a whole one comes at its end
+    first_byte_s: Seconds = 600.0  # from the request to the first byte of the body: holds queue wait and prefill
     stall_s: Seconds = 300.0  # between two pieces of a response, and for a client that does not read
     request_head_s: Seconds = 60.0  # from the first byte of a request to the end of its head
     request_body_s: Seconds = 60.0  # from there to its end: a slow sender holds no replica, but memory
     keep_alive_s: Seconds = 75.0  # a client's connection without a request
     pool_idle_s: Seconds = 60.0  # an endpoint's; engines often close after 5 s, which costs one new connection
+    total_s: Seconds | None = None  # from a whole request to the end of its answer; passed, it is cut all the same
     linger_s: Seconds = 5.0  # reading on after a rejected request, so that the client can see the answer

@@ -1,7 +1,8 @@
 """One request and its relays, driven by two protocols; no clock and no rule of its own.
 
-Model     read the prompt, which may take a while, ask the decider, send, relay, report. A `Send` is closed once: it is
-          put away before the decider hears of its end. The head of a generation waits for the first byte of its body,
+Model     read the prompt, which may take a while, ask the decider, wait if it says so, send, relay, report. A `Send`
+          is closed once: it is put away before the decider hears of its end. A `Hold` ends with what is granted for
+          it, or with a client that leaves. The head of a generation waits for the first byte of its body,
           so that a replica that says 200 and then nothing can still be replaced
 Valid     until the first byte has gone to the client the decider may name another replica; after it a failure is
           shown to the client as a cut connection, never as an end
@@ -14,10 +15,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Refuse, Send
+from router.actions import Action, Cause, Ended, Hold, Refuse, Send
 from router.errors import ReplicaUnreachable
 from router.http.along import Along, along, show_head
 from router.http.contract import Endpoint, Read, Rewritten
@@ -25,6 +27,7 @@ from router.http.head import RequestHead, ResponseHead, client_head, field_value
 from router.http.pool import origin_of
 from router.http.reframing import Reframer
 from router.http.replies import refusal, request_id_of
+from router.http.retry_after import retry_after_s
 from router.http.shared import Shared
 from router.http.side_reader import Learned
 from router.http.splice import UsageSwallower
@@ -51,8 +54,11 @@ class Exchange:
         "_client",
         "_closing",
         "_connecting",
+        "_granted",
         "_head",
         "_held",
+        "_hold",
+        "_limit",
         "_over",
         "_own_id",
         "_reading",
@@ -60,6 +66,7 @@ class Exchange:
         "_relayed",
         "_request_id",
         "_reused",
+        "_row",
         "_sent",
         "_shared",
         "_status",
@@ -82,8 +89,12 @@ class Exchange:
         self._swallows_usage = False  # the router asked for usage, the client did not
         self._sent: Send | None = None  # open towards the decider
         self._attempt: Send | None = None  # the same, kept while its answer is relayed
+        self._row = -1  # of its replica
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: UpstreamConnection | None = None
+        self._hold: Hold | None = None  # it waits until somebody has room
+        self._granted: Refuse | Send | None = None  # it waited, and this is what it waited for
+        self._limit: asyncio.TimerHandle | None = None  # of the whole, if there is one
         self._reused = False  # that connection had carried another request before
         self._along: Along | None = None
         self._write: Callable[[bytes], None] = client.write
@@ -99,6 +110,9 @@ class Exchange:
     # -- called by the client's connection
 
     def start(self) -> None:
+        if self._shared.times.total_s is not None:
+            loop = self._shared.loop
+            self._limit = loop.call_at(loop.time() + self._shared.times.total_s, self._too_long)
         try:
             read = self._shared.read_prompt(self._head, self._body)
         except Exception:
@@ -149,15 +163,24 @@ class Exchange:
         if self._over:
             return
         self._over = True
-        if self._reading is not None:
-            self._reading.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
-        if self._upstream is not None:
-            self._upstream.close()
-        sent = self._put_away()
-        if sent is not None:
-            self._ask(self._shared.decider.cancelled, sent)
+        self._give_up()
+
+    # -- called by the messenger
+
+    def held(self, hold: Hold) -> None:
+        self._hold = hold
+
+    def granted(self, action: Send | Refuse) -> None:
+        self._hold, self._granted = None, action
+        if isinstance(action, Send):
+            self._sent = action  # open from now on, whether or not it comes to be sent
+
+    def proceed(self) -> None:
+        action, self._granted = self._granted, None
+        if self._over or action is None:
+            return
+        self._sent = None
+        self._obey([action])
 
     # -- called when somebody asks to abort it
 
@@ -215,8 +238,9 @@ class Exchange:
             show_head(self._shared.heard, attempt, response, self._shared.counts)
         cause = self._for_another(response)
         if cause is not None and (sent := self._put_away()) is not None:
-            actions = self._ask(self._shared.decider.failed, sent, cause)
-            if actions != []:
+            rule = partial(self._shared.decider.failed, retry_after_s=retry_after_s(response))
+            actions = self._ask(rule, sent, cause)
+            if actions != [] or self._waits_for_room:
                 self._drop_upstream()
                 self._obey(actions)
                 return
@@ -238,6 +262,7 @@ class Exchange:
             self._pass(self._reframer.feed(piece))
 
     def relay(self, data: bytes) -> None:
+        self._shared.spoke.add(self._row)
         if self._reframer is None:
             if self._relayed:
                 self._write(data)
@@ -285,6 +310,7 @@ class Exchange:
         upstream = self._upstream
         assert upstream is not None, "an answer comes on a connection"
         self._status, self._relayed, self._closing = response.status, True, True
+        self._stop_clock()
         head = self._client_head(response, upgrade=self._head.upgrade)
         self._client.switch(head, upstream, rest, ended=self._tunnel_ended)
 
@@ -312,6 +338,7 @@ class Exchange:
     def _send(self, send: Send) -> None:
         assert self._sent is None, "one attempt at a time"
         self._sent = self._attempt = send
+        self._row = send.row
         connection = self._shared.pool.take(send.base_url)
         self._reused = connection is not None
         if connection is not None:
@@ -363,44 +390,74 @@ class Exchange:
             return
         sent = self._put_away()
         actions = [] if sent is None else self._ask(self._shared.decider.failed, sent, cause)
-        if actions == []:
+        if actions == [] and not self._waits_for_room:
             name = self._attempt.replica if self._attempt is not None else "?"
             message = f"Replica {name} gave no usable answer ({cause.value})."
             self._refuse(Refuse(502, "BadGatewayError", message))
         else:
             self._obey(actions)
 
-    def _break_off(self) -> None:
+    def _break_off(self, *, too_long: bool = False) -> None:
         """The answer broke under way: the client gets all that came, and then a visible cut."""
         self._over = True
         if self._reframer is not None:
             self._pass(self._reframer.rest())
-        sent = self._put_away()
-        if sent is not None:
-            self._ask(self._shared.decider.failed, sent, Cause.BROKEN)
+        self._give_up(Cause.TOO_LONG if too_long else Cause.BROKEN)
         self._client.cut(reset=self._unframed)
+
+    def _too_long(self) -> None:
+        """The limit of the whole has passed, however well it progresses."""
+        self._limit = None
+        if self._over:
+            return
+        if self._relayed:
+            self._break_off(too_long=True)
+        else:
+            self._give_up(Cause.TOO_LONG)
+            self._refuse(_TOO_LONG)
+
+    def _give_up(self, cause: Cause | None = None) -> None:
+        """Let go of whatever is under way, in any phase. cause : None: the client left"""
+        self._stop_clock()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._drop_upstream()
+        decider, hold, sent = self._shared.decider, self._hold, self._put_away()
+        if hold is not None:
+            self._hold = None
+            self._ask(partial(decider.left, too_long=cause is not None), hold)
+        if sent is not None:
+            self._granted = None
+            self._ask(decider.cancelled, sent) if cause is None else self._ask(decider.failed, sent, cause)
+
+    def _stop_clock(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
 
     # -- the decider
 
     def _ask(self, rule: Callable[..., list[Action]], *facts: object) -> list[Action] | None:
-        """Put a question to the decider; None when it raised."""
-        try:
-            return rule(*facts, self._shared.clock())
-        except Exception:
-            self._shared.counts.internal_errors += 1
-            _log.exception("the decider raised")
-            return None
+        """What the decider says to do with this request; None when it raised."""
+        return self._shared.messenger.ask(self, rule, *facts)
+
+    @property
+    def _waits_for_room(self) -> bool:
+        return self._hold is not None or self._granted is not None
 
     def _obey(self, actions: list[Action] | None) -> None:
         """Do what was decided for a request that waits for a decision."""
         if not actions:
-            self._refuse(_INTERNAL)
+            if actions is None or not self._waits_for_room:
+                self._refuse(_INTERNAL)
             return
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
             else:
-                assert isinstance(action, Refuse), "nothing waits without limits"
+                assert isinstance(action, Refuse), "a Hold is no action of its own"
                 self._refuse(action)
 
     def _put_away(self) -> Send | None:
@@ -424,6 +481,7 @@ class Exchange:
 
     def _end(self, *, closing: bool) -> None:
         self._over = True
+        self._stop_clock()
         self._along = None
         self._client.exchange_over(closing=closing)
 
@@ -467,5 +525,6 @@ class Exchange:
 
 
 _STOPPING = Refuse(503, "ServiceUnavailable", "The router is stopping.", retry_after_s=1)
+_TOO_LONG = Refuse(504, "GatewayTimeout", "The request took longer than this router allows in all.")
 _ABORTED = Refuse(400, "BadRequestError", "The request was aborted.")
 _INTERNAL = Refuse(500, "InternalServerError", "The router failed to place this request.")

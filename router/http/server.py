@@ -83,6 +83,16 @@ class TrafficPort:
         """Requests that were placed, or wait to be, and are not answered yet."""
         return sum(client.busy for client in self._shared.clients)
 
+    def spoke(self, row: int) -> bool:
+        """Whether bytes of an answer of `row` came since this was last asked."""
+        spoke = row in self._shared.spoke
+        self._shared.spoke.discard(row)
+        return spoke
+
+    def look(self) -> None:
+        """Who waits may go, or has nowhere to go: the decider was told of a replica by somebody else."""
+        self._shared.messenger.look()
+
     @property
     def port(self) -> int:
         """The port listened on, which the system chose when 0 was asked for."""
@@ -114,6 +124,7 @@ class TrafficPort:
         await self._wait_for_clients(grace_s)
         self.cut()
         await self._wait_for_clients(1.0)
+        self._shared.messenger.stop()
         await self._shared.pool.close()
         if self._server is not None:
             await self._server.wait_closed()

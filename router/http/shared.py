@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from router.http.contract import Admit, Answer, Clock, Decider, Endpoint, Heard, Limits, PromptReader, TimeOuts
+from router.http.messenger import Messenger
 from router.http.pool import Pool
 from router.stored_answers import StoredAnswers
 
@@ -23,6 +24,9 @@ class Counts:
     reader_failures: int = 0  # somebody who reads along raised; the answer was relayed all the same
     repeats: int = 0  # a pooled connection was dead; the request went out again on a new one
     rejected: dict[int, int] = field(default_factory=dict)  # refused before the decider saw them, by status
+
+    def internal_error(self) -> None:
+        self.internal_errors += 1
 
     def reject(self, status: int) -> None:
         self.rejected[status] = self.rejected.get(status, 0) + 1
@@ -49,9 +53,14 @@ class Shared:
     drops: frozenset[bytes] = frozenset()
     via: bytes = b""
     counts: Counts = field(default_factory=Counts)
+    spoke: set[int] = field(default_factory=set)  # rows of which bytes of answers came; whoever looks empties it
     clients: set[ClientConnection] = field(default_factory=set)
     per_client: dict[bytes, int] = field(default_factory=dict)  # open connections by address
     deserted: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last client leaves
+    messenger: Messenger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.messenger = Messenger(self.loop, self.decider, self.clock, self.counts.internal_error)
 
     def join(self, client: ClientConnection) -> bool:
         """Count a connection that was made; False when its address has too many. Either way it `leave`s once."""

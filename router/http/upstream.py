@@ -82,6 +82,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._paused = False
+        self._asked_s = 0.0  # when the request was sent
         self._begin(bodiless=False, upgrade=b"")
 
     def _begin(self, *, bodiless: bool, upgrade: bytes) -> None:
@@ -125,7 +126,8 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._open_transport()
         self._begin(bodiless=bodiless, upgrade=upgrade)
         self._sink = sink
-        self._deadline.set(self._clock() + self._times.first_byte_s)
+        self._asked_s = self._clock()
+        self._deadline.set(self._asked_s + min(self._times.response_head_s, self._times.first_byte_s))
         if len(body) <= _JOIN_BYTES:
             transport.write(head + body)
         else:
@@ -286,8 +288,9 @@ class UpstreamConnection(asyncio.Protocol):
         sink.response_started(response)
         if self._sink is sink:
             self._body_received(data)
-        if self._sink is sink and data:  # until the body starts, the limit for the first byte holds
-            self._deadline.set(self._clock() + self._times.stall_s)
+        if self._sink is sink:  # until the body starts, the limit for its first byte holds
+            limit_s = self._clock() + self._times.stall_s if data else self._asked_s + self._times.first_byte_s
+            self._deadline.set(limit_s)
 
     def _find_framing(self, response: ResponseHead) -> None:
         noted = self._noted

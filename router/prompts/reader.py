@@ -30,6 +30,7 @@ from router.prompts.body import (
 )
 from router.prompts.forms import text_parts
 from router.prompts.sizes import CharactersPerToken, characters_of
+from router.prompts.wishes import Wishes, wishes_of
 from router.routes import Route, classify
 from router.tokenizing.asked import Form, Tokenised, Wanted, tokenised
 from router.tokenizing.chunks import chunk_chain
@@ -55,6 +56,7 @@ class Question:
     """A generation request whose prompt is still to be turned into blocks.
 
     base : model whose cache is meant; root : of the chain, made of its identity
+    wishes : of its head
     """
 
     head: Head
@@ -63,6 +65,7 @@ class Question:
     model: str
     base: str
     root: int
+    wishes: Wishes
 
 
 class PromptReader:
@@ -72,6 +75,7 @@ class PromptReader:
     names : whose cache a model name means
     characters_per_token : how text is sized; somebody else teaches it
     chunks : whether text that nobody tokenises gets blocks of text, see `chunks.py`
+    tenant_field : lower-case name of the field that says for whom a request is; None: nobody says
     """
 
     def __init__(
@@ -81,7 +85,9 @@ class PromptReader:
         characters_per_token: CharactersPerToken | None = None,
         *,
         chunks: bool = False,
+        tenant_field: bytes | None = None,
     ) -> None:
+        self._tenant_field = tenant_field
         self.block_tokens = block_tokens
         self._names = names or ModelNames()
         self._characters_per_token = characters_per_token or CharactersPerToken()
@@ -109,10 +115,13 @@ class PromptReader:
         """The same for a generation whose fields are known."""
         if fields.model is not None and not isinstance(fields.model, str):
             return Refuse(400, "BadRequestError", "`model` must be a string", param="model")
+        wishes = wishes_of(head, self._tenant_field)
+        if isinstance(wishes, Refuse):
+            return wishes
         model = fields.model or ""
         base, adapter = self._names.resolve(model)
         identity = Identity(base, adapter=adapter, salt=salt_of(fields), block_tokens=self.block_tokens)
-        return Question(head, fields, request_id_of(head), model, base, identity.root())
+        return Question(head, fields, request_id_of(head), model, base, identity.root(), wishes)
 
     def by_ids(self, question: Question, ids: memoryview) -> RequestFacts | Refuse | None:
         """Facts of a prompt given as token ids; None when they are something else after all."""
@@ -214,6 +223,9 @@ class PromptReader:
             block_tokens=self.block_tokens,
             session=session_of(head, fields.session_id),
             client=head.client,
+            priority=question.wishes.priority,
+            tenant=question.wishes.tenant,
+            deadline_s=question.wishes.deadline_s,
         )
 
 

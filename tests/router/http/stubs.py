@@ -17,7 +17,7 @@ from typing import Any, ParamSpec
 import uvloop
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Refuse, Send
+from router.actions import Action, Cause, Ended, Hold, Refuse, Send
 from router.http.contract import Limits, TimeOuts
 from router.http.head import RequestHead
 from router.http.server import TrafficPort
@@ -218,7 +218,7 @@ class Decisions:
         self._close(sent, "finished", ended)
         return []
 
-    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
+    def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         if cause is Cause.OVERLOADED and not self.on_failure:
             assert sent in self.open
             self.heard.append(("failed", sent.replica, cause))
@@ -232,6 +232,15 @@ class Decisions:
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         self._close(sent, "cancelled")
         return []
+
+    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
+        raise AssertionError("nobody waits here")
+
+    def due(self, now_s: float) -> list[Action]:
+        raise AssertionError("nothing is ever due here")
+
+    waits = False
+    next_due_s: float | None = None
 
     def of(self, kind: str) -> list[Any]:
         """What came with each report of this kind."""

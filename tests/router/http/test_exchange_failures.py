@@ -321,7 +321,7 @@ class _Raises(Decisions):
         self._raise_at("finished")
         return []
 
-    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
+    def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         super().failed(sent, cause, now_s)
         self._raise_at("failed")
         return []

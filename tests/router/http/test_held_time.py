@@ -92,6 +92,63 @@ def test_a_replica_has_long_until_its_head_and_not_for_ever() -> None:
     assert held.decisions.of("failed") == [Cause.NO_ANSWER]
 
 
+def test_head_and_first_byte_have_a_limit_each_both_from_the_request() -> None:
+    times = TimeOuts(response_head_s=10.0, first_byte_s=100.0, pool_idle_s=1e6)
+    late_head = Held(times)
+    late_head.client.data_received(post())
+    late_head.loop.advance_to(10.5)
+    assert late_head.decisions.of("failed") == [Cause.NO_ANSWER]
+    late_body = Held(times)
+    late_body.client.data_received(post())
+    late_body.loop.advance_to(9.0)
+    late_body.replica.data_received(STREAM_HEAD)
+    late_body.loop.advance_to(99.0)
+    assert late_body.decisions.of("failed") == []
+    late_body.loop.advance_to(100.5)
+    assert late_body.decisions.of("failed") == [Cause.NO_ANSWER]
+    assert b" 502 " in late_body.got
+
+
+def test_a_first_byte_may_not_take_longer_than_it_may_because_the_head_may() -> None:
+    held = Held(TimeOuts(response_head_s=100.0, first_byte_s=10.0, pool_idle_s=1e6))
+    held.client.data_received(post())
+    held.loop.advance_to(10.5)
+    assert held.decisions.of("failed") == [Cause.NO_ANSWER]
+
+
+def test_only_a_limit_of_the_whole_ends_a_stream_that_progresses_and_visibly() -> None:
+    held = Held(TimeOuts(total_s=30.0, pool_idle_s=1e6))
+    held.client.data_received(post(b'{"stream":true}'))
+    held.replica.data_received(STREAM_HEAD)
+    for second in range(1, 40):
+        held.loop.advance_to(float(second))
+        if not held.replica_end.closed:
+            held.replica.data_received(chunk(b"data: 1\n\n"))
+    assert held.got.count(b"data: 1") == 29
+    assert held.client_end.closed
+    assert held.replica_end.closed
+    assert not held.got.endswith(LAST_CHUNK)
+    assert held.decisions.of("failed") == [Cause.TOO_LONG]
+
+
+def test_a_limit_of_the_whole_that_passes_before_the_first_byte_is_answered_504() -> None:
+    held = Held(TimeOuts(total_s=30.0, pool_idle_s=1e6))
+    held.client.data_received(post())
+    held.loop.advance_to(31.0)
+    assert b" 504 " in held.got
+    assert held.replica_end.closed
+    assert held.decisions.of("failed") == [Cause.TOO_LONG]
+
+
+def test_an_answer_in_time_leaves_nothing_of_the_limit_of_the_whole() -> None:
+    held = Held(TimeOuts(total_s=30.0, pool_idle_s=1e6))
+    held.client.data_received(post())
+    held.replica.data_received(answer())
+    held.loop.advance_to(60.0)
+    assert held.decisions.kinds == ["arrived", "finished"]
+    assert held.got.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.parametrize(
     ("start", "rest"),
     [

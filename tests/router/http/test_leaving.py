@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Send
+from router.actions import Action, Cause, Ended, Hold, Send
 from router.http.client import ClientConnection
 from router.http.contract import Endpoint, Read, TimeOuts
 from router.http.exchange import Exchange
@@ -87,13 +87,27 @@ class Books:
         self.ends["finished"] += 1
         return self._dispatcher.finished(sent, ended, now_s)
 
-    def failed(self, sent: Send, cause: Cause, now_s: float) -> list[Action]:
+    def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         self.ends[cause.value] += 1
-        return self._at_home(self._dispatcher.failed(sent, cause, now_s))
+        return self._at_home(self._dispatcher.failed(sent, cause, now_s, retry_after_s))
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         self.ends["cancelled"] += 1
         return self._dispatcher.cancelled(sent, now_s)
+
+    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
+        return self._dispatcher.left(hold, now_s, too_long=too_long)
+
+    def due(self, now_s: float) -> list[Action]:
+        return self._dispatcher.due(now_s)
+
+    @property
+    def waits(self) -> bool:
+        return self._dispatcher.waits
+
+    @property
+    def next_due_s(self) -> float | None:
+        return self._dispatcher.next_due_s
 
     def _at_home(self, actions: list[Action]) -> list[Action]:
         for action in actions:

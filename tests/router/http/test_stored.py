@@ -123,7 +123,7 @@ async def test_a_response_nobody_knows_is_asked_for_until_a_replica_has_it() -> 
 class NobodyElse(Placed):
     """As the dispatcher does for an answer that asks for another replica when there is none."""
 
-    def failed(self, sent: object, cause: Cause, now_s: float) -> list[Action]:
+    def failed(self, sent: object, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         self.heard.append(("failed", "r1", cause))
         return []
 
