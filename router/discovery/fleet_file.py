@@ -20,7 +20,6 @@ from router.discovery.sources import NoList
 from router.errors import ConfigError
 from router.fleet import Fleet, ReplicaSpec, load_fleet
 
-LOOK_EVERY_S = 1.0
 READ_EVERY_S = 30.0
 
 _FIXED = ("model", "links", "store", "fetch", "block_tokens", "speed", "engine", "tiers", "peers", "api_key_env")
@@ -45,7 +44,7 @@ class FleetFile:
         *,
         check: Callable[[Fleet], object],
         clock: Callable[[], float],
-        every_s: float = LOOK_EVERY_S,
+        every_s: float = 1.0,
     ) -> None:
         self.every_s = every_s
         self._path = path
@@ -55,12 +54,15 @@ class FleetFile:
         self._last: Fleet | ConfigError = fleet
         self._stamp: Stamp = None
         self._settled = False
+        self._asked = False
         self._read_at_s = -inf
 
     async def read(self) -> Sequence[ReplicaSpec]:
         stamp = await asyncio.to_thread(self._stamp_now)
         moved, self._stamp = stamp != self._stamp, stamp
-        if moved and self._read_at_s > -inf:  # the first look is at a file that was there before this router
+        if (
+            moved and self._read_at_s > -inf and not self._asked
+        ):  # the first look is at a file that was there before this router
             self._settled = False
         elif not self._settled or self._clock() - self._read_at_s >= READ_EVERY_S:
             await self._read()
@@ -69,11 +71,11 @@ class FleetFile:
         return self._last.replicas
 
     def read_anew(self) -> None:
-        """Whatever the stamp says, the next look reads the file."""
-        self._settled = False
+        """Whoever asks has written it: the next look reads the file, whatever its stamp says."""
+        self._settled, self._asked = False, True
 
     async def _read(self) -> None:
-        self._settled, self._read_at_s = True, self._clock()
+        self._settled, self._asked, self._read_at_s = True, False, self._clock()
         try:
             fleet = await asyncio.to_thread(load_fleet, self._path)  # a thousand entries take half a second
             self._check_fixed(fleet)

@@ -82,6 +82,15 @@ class Membership:
         """Why others that are wanted cannot be had, a sentence each."""
         return self._refused.values()
 
+    def leaving(self) -> list[dict[str, object]]:
+        """Those that are gone but for their last requests, as plain values."""
+        booked = self._parts.core.dispatcher.view.booked
+        return [
+            {"name": row.replica.name, "url": row.replica.url, "booked": int(booked[number])}
+            for number, row in enumerate(self._rows)
+            if row.stage is Stage.LEAVING and row.replica is not None
+        ]
+
     def room(self) -> int:
         """Rows that nobody has or waits for."""
         return sum(row.stage is Stage.SPARE for row in self._rows) - len(self._waiting)
