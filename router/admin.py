@@ -26,7 +26,7 @@ _MAX_PUSH_BYTES = 4 << 20  # some 45,000 blocks, which take 0.1 s to be taken in
 class AdminPort:
     """An aiohttp server of read-only views, of POST /events and of POST /replicas/{add, drain, undrain, remove}.
 
-    ready : whether a request could be served now
+    not_ready : why no requests should be sent here now; None when they may
     metrics_text : everything in Prometheus' text format
     fleet : what /fleet shows, as plain values
     pushed : body and content type of a POST /events -> HTTP status and what to answer
@@ -37,7 +37,7 @@ class AdminPort:
     def __init__(
         self,
         *,
-        ready: Callable[[], bool],
+        not_ready: Callable[[], str | None],
         metrics_text: Callable[[], bytes],
         fleet: Callable[[], dict[str, Any]],
         pushed: Callable[[bytes, str], Awaitable[tuple[int, dict[str, Any]]]] | None = None,
@@ -45,7 +45,7 @@ class AdminPort:
         key: str | None = None,
     ) -> None:
         self._edited = edited
-        self._ready = ready
+        self._not_ready = not_ready
         self._metrics_text = metrics_text
         self._fleet = fleet
         self._pushed = pushed
@@ -85,8 +85,8 @@ class AdminPort:
         return web.json_response({"status": "ok"})
 
     async def _readiness(self, request: web.Request) -> web.Response:
-        ready = self._ready()
-        return web.json_response({"status": "ready" if ready else "no replica is up"}, status=200 if ready else 503)
+        why = self._not_ready()
+        return web.json_response({"status": why or "ready"}, status=503 if why else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics_text(), headers={"content-type": "text/plain; version=0.0.4"})

@@ -10,7 +10,7 @@ their `Hold`, and come after the actions for the request the call is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Dispatcher:
     policy : decides where a generation runs; by_load : where everything else goes
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
+    retries : the budget of second attempts, to be looked at
     every_candidate : receipts name all that was possible, else only what was chosen
     placing : how placements are made
     """
@@ -101,7 +102,7 @@ class Dispatcher:
         self._health = health or HealthConfig()
         self._standing = [Standing(Health(self._health), present=not is_nobody(name)) for name in view.names]
         self._names = [replica.name for replica in replicas]
-        self._retries = RetryBudget(retries or RetryConfig())
+        self.retries = RetryBudget(retries or RetryConfig())
         self._admission = Admission(
             admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
         )
@@ -135,7 +136,7 @@ class Dispatcher:
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
-        self._retries.request(now_s)
+        self.retries.request(now_s)
         self._placer.noticed(request, now_s)
         return [*self._entrance.enter(request, receipt, frozenset(), arrived_at_s=now_s, now_s=now_s), *others]
 
@@ -253,12 +254,12 @@ class Dispatcher:
         """Bytes of an answer came from `row`: a probe that is late means nothing then."""
         self._standing[row].health.heard(now_s)
 
-    def identified(self, row: int, identity: Hashable) -> bool:
+    def identified(self, row: int, facts: Mapping[str, Hashable], now_s: float) -> bool:
         """Whether another backend than before answers as `row`; what was learned of the old one is forgotten then.
 
-        identity : whatever tells backends apart, for example models, version and start of the process
+        facts : whatever tells backends apart and is known now, for example models or the start of the process
         """
-        changed = self._standing[row].health.identified(identity)
+        changed = self._standing[row].health.identified(facts, now_s)
         if changed:
             self.learning.restarted(row)
         return changed
@@ -386,7 +387,7 @@ class Dispatcher:
             return "no other replica could take the request"
         if cause is Cause.ELSEWHERE:  # asking around is no retry
             return ""
-        return "" if self._retries.take(now_s) else "the budget for second attempts is spent"
+        return "" if self.retries.take(now_s) else "the budget for second attempts is spent"
 
     def _up_or_down(self, row: int) -> None:
         self.view.up[row] = self._standing[row].up

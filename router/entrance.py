@@ -306,7 +306,6 @@ class Entrance:
             action = self._offer(one, expected, free, claims_s, now_s)
         except Exception:
             log.exception("a request that waited could not be placed")
-            one.receipt.cause = "internal"
             action = self._refuse(one, refusals.internal(), now_s)
         if action is not None:
             action.held = one.hold

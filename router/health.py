@@ -14,7 +14,7 @@ Source    circuit breaker: Nygard, Release It!, 2007
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from enum import Enum
 from math import inf
 from typing import Annotated
@@ -77,7 +77,7 @@ class Health:
         self._slow_until_s = -inf  # not every turn until then
         self.at_ease_s = -inf  # from when it may be given any request; inf while its breaker is open
         self._turns = 0.0
-        self._identity: Hashable = None
+        self._identity: dict[str, Hashable] = {}
 
     def state(self) -> State:
         """What is shown of it."""
@@ -129,10 +129,16 @@ class Health:
         elif now_s - max(self._moved_at_s, self._heard_at_s) >= self._config.frozen_s:
             self._open(Trouble.FROZEN, now_s)
 
-    def identified(self, identity: Hashable) -> bool:
-        """Whether another backend answers at the same address than the one known so far."""
-        changed = self._identity is not None and self._identity != identity
-        self._identity = identity
+    def identified(self, facts: Mapping[str, Hashable], now_s: float) -> bool:
+        """Whether another backend answers at the same address than the one known so far; it starts slowly then.
+
+        facts : by which backends can be told apart, those that are known now
+        """
+        known = self._identity
+        changed = any(known.get(name, fact) != fact for name, fact in facts.items())
+        self._identity = dict(facts) if changed else {**known, **facts}
+        if changed:
+            self._close(now_s, slowly=True)
         return changed
 
     # Requests

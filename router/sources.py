@@ -28,6 +28,7 @@ from router.signals.discovery import Published, published
 from router.signals.load import Load
 from router.signals.load_push import LoadListener
 from router.signals.ranks import configured_addresses, row_of_topic, rows_by_url
+from router.signals.sequence import State
 from router.signals.shared import SharedSubscriber
 from router.signals.states import Carrier, SourceReport, SourceWatch, missing_report, report_of
 from router.signals.stream import Stream
@@ -220,10 +221,15 @@ class EventSources:
     def reports(self) -> list[SourceReport]:
         """Every replica's source, and the store's where it has one."""
         now_s = self._clock()
-        reports = [self._report(row, now_s) for row, name in enumerate(self._names) if not is_nobody(name)]
-        if STORE_NAME in self.subscribers or STORE_NAME in self._intake.streams:
-            reports.append(self._stream_report(STORE_NAME, now_s) or missing_report(STORE_NAME))
-        return reports
+        members = [row for row, name in enumerate(self._names) if not is_nobody(name)]
+        return [*(self._report(row, now_s) for row in members), *self._store_reports(now_s)]
+
+    def unheard(self, up: Callable[[int], bool]) -> list[str]:
+        """Replicas that are up, and the store, whose events are awaited and not followed yet."""
+        now_s = self._clock()
+        awaited = [row for row in range(len(self._names)) if up(row) and row not in self._guessed]
+        reports = [*(self._report(row, now_s) for row in awaited), *self._store_reports(now_s)]
+        return [report.name for report in reports if not report.connected or report.state is State.REPLAYING]
 
     async def stop(self) -> None:
         """End all tasks and sockets."""
@@ -438,6 +444,12 @@ class EventSources:
         shared = self.shared.get(self._events.get(row, ""))
         streams = [] if shared is None else shared.streams.values()
         return next((stream for stream in streams if stream.name == name), None)
+
+    def _store_reports(self, now_s: float) -> list[SourceReport]:
+        """One, where the store has a source."""
+        if STORE_NAME not in self.subscribers and STORE_NAME not in self._intake.streams:
+            return []
+        return [self._stream_report(STORE_NAME, now_s) or missing_report(STORE_NAME)]
 
     def _report(self, row: int, now_s: float) -> SourceReport:
         name = self._names[row]

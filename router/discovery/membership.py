@@ -46,6 +46,7 @@ class Membership:
 
     fleet : with its spare rows; its list of replicas is kept up to date
     ranks : of each row behind its URL, kept up to date
+    look : to be called when the dispatcher was told something: who waits may go, or has nowhere to go
     check : raises `ConfigError` for a replica this router cannot have
     """
 
@@ -55,12 +56,14 @@ class Membership:
         parts: Parts,
         *,
         ranks: list[int | None],
+        look: Callable[[], object],
         check: Callable[[ReplicaSpec], object],
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._parts = parts
         self._ranks = ranks
+        self._look = look
         self._check = check
         self._clock = clock
         self._rows = rows_of(fleet)
@@ -108,6 +111,7 @@ class Membership:
         for row, now in enumerate(self._rows):
             if now.stage is Stage.MEMBER and now.replica is not None:
                 self._parts.core.dispatcher.drain(row, drained=now.replica.name in drained)
+        self._look()
 
     def _possible(self, wanted: list[ReplicaSpec]) -> list[ReplicaSpec]:
         """Those that can be had; each of the others is in the log once."""

@@ -212,7 +212,28 @@ def test_without_slow_start_a_return_is_whole_at_once() -> None:
 
 def test_another_backend_at_the_same_address_is_noticed_once() -> None:
     health = healthy()
-    assert [health.identified(name) for name in ("v1", "v1", "v2", "v2", "v1")] == [False, False, True, False, True]
+    said = ("v1", "v1", "v2", "v2", "v1")
+    assert [health.identified({"model": name}, 1.0) for name in said] == [False, False, True, False, True]
+
+
+def test_what_was_not_known_of_a_backend_before_makes_it_no_other() -> None:
+    health = healthy()
+    assert not health.identified({"model": "m"}, 1.0)
+    assert not health.identified({"started": 5.0}, 1.0)
+    assert not health.identified({}, 1.0)
+    assert health.identified({"started": 6.0}, 1.0)
+    assert not health.identified({"model": "other"}, 1.0), "of the new one only its start was known"
+
+
+def test_another_backend_starts_slowly_and_owes_nothing_for_the_one_before() -> None:
+    health = healthy()
+    health.identified({"started": 1.0}, 0.0)
+    for now_s in (1.0, 1.1, 1.2):
+        health.failed(Trouble.SILENT, now_s)
+    assert health.state() is State.OPEN
+    health.identified({"started": 2.0}, 3.0)
+    assert health.state() is State.CLOSED
+    assert health.share(3.0) < 1.0
 
 
 STEP = st.tuples(

@@ -21,6 +21,7 @@ from router.discovery.config import DiscoveryConfig
 from router.discovery.sources import NoList, Source
 from router.fleet import Fleet, ReplicaSpec
 from router.gateway import Gateway
+from router.health import HealthConfig
 from router.http.contract import TimeOuts
 from tests.router.test_gateway import MODEL, Engine
 
@@ -186,7 +187,7 @@ async def test_a_ghost_costs_little_and_is_gone_at_the_next_look(way: str) -> No
     await at_a.start_server()
     a.url = str(at_a.make_url("")).rstrip("/")
     ghost = ReplicaSpec(name="a", url=a.url)
-    settings = {"load": LoadConfig(period_s=0.02, misses_to_down=1000), "time_outs": TimeOuts(connect_s=0.2)}
+    settings = {"health": HealthConfig(misses_to_eject=1000), "time_outs": TimeOuts(connect_s=0.2)}
     registry.answer = NoList("not yet")
     async with live({"b": b}, flags("b"), registry, **settings) as router:
         registry.answer = [ghost]
@@ -479,7 +480,8 @@ async def test_two_hundred_replicas_that_came_and_went_leave_nothing_behind() ->
 
 
 async def test_a_replica_that_served_and_left_again_and_again_leaves_nothing_behind() -> None:
-    async with live(engines("a", "b"), flags("a"), policy=PolicyConfig()) as router:
+    settings = {"policy": PolicyConfig(), "time_outs": TimeOuts(pool_idle_s=0.1)}
+    async with live(engines("a", "b"), flags("a"), **settings) as router:
         await router.until_up("a")
         await router.complete()
         settled = await router.metrics()
