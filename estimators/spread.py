@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from estimators.ranges import require
 from estimators.stored import mapping, number
+from estimators.view import is_nobody
 
 Column = npt.NDArray[np.float64]
 
@@ -170,7 +171,8 @@ class ResidualSpread:
 
     def state(self, now_s: float) -> dict[str, Any]:
         """What was learned, as plain values, faded to `now_s`; replicas go by name."""
-        replicas = {name: found for row, name in enumerate(self.names) if (found := self.state_of(row, now_s))}
+        here = [(row, name) for row, name in enumerate(self.names) if not is_nobody(name)]
+        replicas = {name: found for row, name in here if (found := self.state_of(row, now_s))}
         return {"replicas": replicas, "fleet": self._fleet.state(self._faded(self._fleet.heard_s, now_s))}
 
     def restore(self, state: Mapping[str, Any], *, now_s: float, age_s: float = 0.0) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from math import inf
 from pathlib import Path
 
 from router.discovery.sources import NoList
@@ -30,7 +29,7 @@ Stamp = tuple[int, int, int] | None
 class FleetFile:
     """One file.
 
-    fleet : what it held when the router was built
+    fleet : what it held when the router was built, which is the list until a look has settled
     check : raises `ConfigError` for a fleet this router cannot have, for example of keys it does not know
     clock : of the router, seconds
     """
@@ -55,14 +54,12 @@ class FleetFile:
         self._stamp: Stamp = None
         self._settled = False
         self._asked = False
-        self._read_at_s = -inf
+        self._read_at_s = clock()
 
     async def read(self) -> Sequence[ReplicaSpec]:
         stamp = await asyncio.to_thread(self._stamp_now)
         moved, self._stamp = stamp != self._stamp, stamp
-        if (
-            moved and self._read_at_s > -inf and not self._asked
-        ):  # the first look is at a file that was there before this router
+        if moved and not self._asked:
             self._settled = False
         elif not self._settled or self._clock() - self._read_at_s >= READ_EVERY_S:
             await self._read()

@@ -14,7 +14,8 @@ import pytest
 
 from estimators.routes import Routes
 from estimators.view import spare_name
-from router.actions import Cause, Ended, Refuse, Send
+from router.actions import Cause, Ended, Hold, Refuse, Send
+from router.admission import AdmissionConfig
 from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
 from router.errors import ConfigError
@@ -261,6 +262,21 @@ def test_who_left_gets_nothing_new_and_its_request_ends_as_it_would() -> None:
     core.dispatcher.first_token(sent, 90.0)
     core.dispatcher.finished(sent, Ended(200, output_tokens=4), 91.0)
     assert core.rows.is_empty(1)
+
+
+def test_who_waits_for_a_replica_that_leaves_is_refused() -> None:
+    fleet = with_spares(a_fleet_file(), ROWS)
+    config = RouterConfig(admission=AdmissionConfig(max_in_flight=1))
+    core = assemble(config, fleet, on_receipt=lambda receipt: None)
+    up(core, 0, 1)
+    assert [type(*core.dispatcher.arrived(a_request(800, model=MODEL, only="b"), 1.0)) for _ in "12"] == [Send, Hold]
+    core.rows.left(1, 2.0)
+    due_s = core.dispatcher.next_due_s
+    assert due_s is not None
+    assert due_s <= 2.0
+    (refused,) = core.dispatcher.due(2.0)
+    assert isinstance(refused, Refuse)
+    assert refused.held is not None
 
 
 def test_a_probe_of_who_left_brings_nobody_back() -> None:

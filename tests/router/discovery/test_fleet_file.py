@@ -59,8 +59,10 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path / "fleet.yaml")
 
 
-async def test_the_first_look_reads_the_file(watched: Watched) -> None:
+async def test_until_a_look_has_settled_the_list_is_what_the_router_was_built_of(watched: Watched) -> None:
+    replace(watched.path, TWO)  # after it was read, and before anybody looked
     assert await watched.look() == ["a"]
+    assert await watched.look() == ["a", "b"]
 
 
 async def test_a_change_counts_at_the_second_look(watched: Watched) -> None:
@@ -158,7 +160,7 @@ async def test_a_new_card_is_taken_and_a_changed_one_refused(tmp_path: Path) -> 
 
 
 async def test_a_change_that_its_stamp_hides_is_found_in_half_a_minute(watched: Watched) -> None:
-    await watched.look()
+    await watched.settled()
     stamp = watched.path.stat()
     watched.path.write_text(ONE.replace("name: a", "name: b"))
     os.utime(watched.path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -168,7 +170,7 @@ async def test_a_change_that_its_stamp_hides_is_found_in_half_a_minute(watched: 
 
 
 async def test_asked_to_read_anew_it_does_whatever_the_stamp_says(watched: Watched) -> None:
-    await watched.look()
+    await watched.settled()
     stamp = watched.path.stat()
     watched.path.write_text(ONE.replace("name: a", "name: b"))
     os.utime(watched.path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
