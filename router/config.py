@@ -192,6 +192,9 @@ def fleet_of(config: RouterConfig) -> Fleet:
         raise ConfigError("say where the replicas are: either `fleet` or `worker_urls` (--worker-urls URL ...)")
     check_aliases(config.model_aliases)
     fleet = load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])
+    most = config.discovery.max_replicas
+    if most is not None and len(fleet.replicas) > most:
+        raise ConfigError(f"there are {len(fleet.replicas)} replicas; discovery.max_replicas is {most}")
     addresses_for(config).check_urls(replica.url or "" for replica in fleet.replicas)
     return fleet
 

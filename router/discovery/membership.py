@@ -14,7 +14,7 @@ from estimators.view import is_nobody, spare_name
 from router.assemble import Core
 from router.beside_events import BesideEvents
 from router.decider import TimedDecider, ranks_of
-from router.discovery.reconcile import SPARE, Row, Stage, Steps, reconcile
+from router.discovery.reconcile import SPARE, Row, Stage, Steps, reconcile, same_replica
 from router.errors import ConfigError
 from router.fleet import Fleet, ReplicaSpec
 from router.outbound import Outbound
@@ -114,20 +114,25 @@ class Membership:
         self._look()
 
     def _possible(self, wanted: list[ReplicaSpec]) -> list[ReplicaSpec]:
-        """Those that can be had; each of the others is in the log once."""
-        present = {row.replica for row in self._rows}
+        """Those that can be had; each of the others is in the log once.
+
+        A member whose entry changed into one that cannot be had stays as it is.
+        """
+        present = {row.replica for row in self._rows if row.replica is not None and row.stage is Stage.MEMBER}
         refused: dict[ReplicaSpec, str] = {}
+        possible: list[ReplicaSpec] = []
         for replica in wanted:
-            if replica in present:
-                continue
             try:
-                self._check(replica)
+                if replica not in present:
+                    self._check(replica)
+                possible.append(replica)
             except ConfigError as exc:
                 refused[replica] = str(exc)
                 if replica not in self._refused:
                     log.warning("%s cannot be a replica: %s", replica.name, exc)
+                possible += [known for known in present if same_replica(known, replica)]
         self._refused = refused
-        return [replica for replica in wanted if replica not in refused]
+        return possible
 
     def _free_the_empty(self) -> bool:
         """Rows whose last request has ended are spare."""

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
 
@@ -58,13 +59,9 @@ async def test_a_ghost_costs_little_and_is_gone_at_the_next_look(way: str) -> No
         assert port is not None
         await at_a.close()
         black_hole(port, held)
-        loop = asyncio.get_running_loop()
-        took_s = []
-        for _ in range(4):
-            began_s = loop.time()
-            assert await router.complete() == "b"
-            took_s.append(loop.time() - began_s)
-        assert max(took_s) < 0.2 + 1.0
+        async with asyncio.timeout(5):  # far less than a ghost costs without a limit on connecting
+            assert {await router.complete() for _ in range(4)} == {"b"}
+        assert router.gateway._core.dispatcher.health(1).failures > 0, "it was tried"
         if way == "deleted while the watch was down":
             registry.answer = OSError("the watch was cut")
             await router.until(lambda shown: any(one["rejected"] for one in shown["discovery"]["sources"]))
@@ -218,6 +215,51 @@ async def test_a_reload_keeps_what_was_learned_of_who_stays(tmp_path: Path) -> N
     a_before, a_after = (next(one for one in shown["replicas"] if one["name"] == "a") for shown in (before, after))
     assert a_after["samples"] == 7
     assert a_after["coefficients"] == [value * 1.25 for value in a_before["coefficients"]]
+
+
+async def test_a_server_that_is_listed_once_for_each_rank_is_another_one_and_its_ranks_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    file = FleetFile(tmp_path / "fleet.json")
+    async with live(engines("a", "b"), file) as router:
+        await router.until_up("a", "b")
+        file.urls["r0"] = file.urls["r1"] = file.urls["b"]
+        file.write("r0", "r1")
+        await router.until_up("r0", "r1")
+        router.engines["b"].sent.clear()
+        assert {await router.complete() for _ in range(8)} == {"r0", "r1"}
+        told = {sent["x-data-parallel-rank"] for sent in router.engines["b"].sent}
+        file.write("b")
+        await router.until_up("b")
+        assert await router.complete() == "b"
+        assert "x-data-parallel-rank" not in router.engines["b"].sent[-1]
+    assert told == {"0", "1"}
+
+
+async def test_an_entry_that_changed_into_one_that_cannot_be_had_leaves_its_replica_as_it_was() -> None:
+    registry = Registry()
+    async with live(engines("a", "b"), flags("a"), registry) as router:
+        registry.answer = [router.spec("b")]
+        await router.until_up("a", "b")
+        registry.answer = [msgspec.structs.replace(router.spec("b"), api_key_env="NO_SUCH_VARIABLE")]
+        shown = await router.until(lambda shown: shown["discovery"]["left_out"])
+        assert "NO_SUCH_VARIABLE" in shown["discovery"]["left_out"][0]
+        assert {await router.complete() for _ in range(8)} == {"a", "b"}
+
+
+async def test_another_event_address_changes_a_replica_under_way(tmp_path: Path) -> None:
+    registry = Registry()
+    async with live(engines("a", "b"), flags("a"), registry) as router:
+        registry.answer = [router.spec("b")]
+        await router.until_up("a", "b")
+        learned = router.gateway._core.dispatcher.view
+        learned.samples[1] = 7
+        registry.answer = [msgspec.structs.replace(router.spec("b"), events="tcp://127.0.0.1:1")]
+        await router.until(
+            lambda shown: [one["address"] for one in shown["event_sources"]] == [None, "tcp://127.0.0.1:1"]
+        )
+        assert {await router.complete() for _ in range(8)} == {"a", "b"}
+        assert learned.samples[1] == 7
 
 
 async def test_too_many_replicas_in_a_file_are_refused_whole(tmp_path: Path) -> None:
