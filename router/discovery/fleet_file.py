@@ -72,7 +72,7 @@ class FleetFile:
         self._settled, self._asked = False, True
 
     async def _read(self) -> None:
-        self._settled, self._asked, self._read_at_s = True, False, self._clock()
+        self._settled, self._read_at_s = False, self._clock()  # until the end: what nobody foresaw is met again
         try:
             fleet = await asyncio.to_thread(load_fleet, self._path)  # a thousand entries take half a second
             self._check_fixed(fleet)
@@ -81,6 +81,7 @@ class FleetFile:
             self._last = exc
         else:
             self._last = fleet
+        self._settled, self._asked = True, False
 
     def _check_fixed(self, fleet: Fleet) -> None:
         built = self._built_of

@@ -114,6 +114,18 @@ async def test_a_broken_file_is_refused_whole_and_the_mended_one_counts(tmp_path
     assert await watched.settled() == ["a", "b"]
 
 
+async def test_what_nobody_foresaw_is_met_at_every_look_until_the_file_is_another(watched: Watched) -> None:
+    await watched.settled()
+    watched.source._check = lambda fleet: fleet.replicas[1]  # there is none
+    replace(watched.path, ONE + " ")
+    await watched.look()
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            await watched.look()
+    replace(watched.path, TWO)
+    assert await watched.settled() == ["a", "b"]
+
+
 async def test_bytes_that_are_no_text_are_refused(watched: Watched) -> None:
     await watched.look()
     watched.path.write_bytes(b"replicas: [\xff\xfe]")
