@@ -260,6 +260,7 @@ class Gateway:
             on_up=self._on_up,
             on_probe=self._reported.probed,
             period_s=load.period_s,
+            health_period_s=self._config.health.probe_period_s,
             timeout_s=load.timeout_s,
             clock=self._clock,
         )

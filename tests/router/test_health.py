@@ -67,7 +67,7 @@ def test_a_frozen_engine_whose_probes_are_answered_is_noticed_when_a_first_byte_
         health.probed(now_s, alive=True, progress=False, running=2.0)
         if found_s is None and health.state() is State.OPEN:
             found_s = now_s
-    assert found_s == CONFIG.frozen_s
+    assert found_s == 0.5 + CONFIG.frozen_s, "counted from when it was first seen to stand still"
     assert health.trouble is Trouble.FROZEN
 
 
@@ -208,6 +208,20 @@ def test_without_slow_start_a_return_is_whole_at_once() -> None:
     health.came_up(50.0)
     assert health.share(50.0) == 1.0
     assert health.takes_turn(50.0)
+
+
+def test_a_page_that_is_missed_now_and_then_hides_no_frozen_engine() -> None:
+    health = healthy()
+    for step in range(1, 10):
+        health.probed(step * 0.5, alive=True, progress=None if step % 2 else False, running=2.0)
+    assert health.trouble is Trouble.FROZEN
+
+
+def test_counters_that_nobody_sees_freeze_nobody() -> None:
+    health = healthy()
+    for step in range(1, 100):
+        health.probed(step * 0.5, alive=True, progress=None, running=2.0)
+    assert health.state() is State.CLOSED
 
 
 def test_another_backend_at_the_same_address_is_noticed_once() -> None:
