@@ -295,6 +295,10 @@ class Dispatcher:
         if kv_used_share is not None and running is not None and waiting is not None:
             self.learning.kv_used(row, kv_used_share)
 
+    def most_running_reported(self, row: int, requests: int) -> None:
+        """`row` said that it runs at most so many `requests` (>= 1) at once: more would only queue there."""
+        self._admission.learned(row, requests)
+
     def capacity_reported(self, row: int, tokens: float) -> None:
         """`row` said that its KV memory holds `tokens` (> 0) of context."""
         self.view.has_capacity(row, tokens)
@@ -357,11 +361,6 @@ class Dispatcher:
     def in_flight(self) -> int:
         """Requests placed and not yet ended."""
         return int(self.view.booked.sum())
-
-    @property
-    def waits(self) -> bool:
-        """Whether any request waits for a replica with room."""
-        return len(self._admission.backlog) > 0
 
     @property
     def queued(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from estimators.request import RequestFacts
 from router import refusals
-from router.actions import Action, Cause, Hold, Outcome, Refuse, Send
+from router.actions import Action, Cause, Hold, Outcome, Refuse, Send, Why
 from router.admission import Admission, whole_seconds
 from router.backlog import Ticket
 from router.endings import Endings
@@ -30,6 +30,8 @@ from router.standing import Standing, fit, in_turn, next_change_s, on_trial, ser
 
 ASKED = 8  # requests asked where they want to go, each for the price of a decision, whenever something made room
 PASSED = 256  # requests passed over because they are known to want another replica
+
+_NONE: frozenset[int] = frozenset()
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +101,11 @@ class Entrance:
         self, request: RequestFacts, receipt: Receipt, tried: frozenset[int], *, arrived_at_s: float, now_s: float
     ) -> list[Action]:
         """Place a request, let it wait, or refuse it; and who loses a place in the queue to it."""
-        one = Candidacy(request, receipt, tried, arrived_at_s)
-        able = self._able(one.where)
+        able = self._able(request.model, request.only)
         rows = whose = fit(self._standings, able, tried, now_s)
+        if rows is able and not self._admission.compares:  # all may be given anything, and nobody ever waits
+            return [self._place(request, able, receipt, arrived_at_s, now_s)]
+        one = Candidacy(request, receipt, tried, arrived_at_s)
         if not rows:
             return [self._refuse(one, self._nobody(request.only, self.retry_after_s(now_s)), now_s)]
         if rows is not able:  # else all may be given anything
@@ -114,8 +118,7 @@ class Entrance:
             action = self._offer(one, expected, free, self._claims_s, now_s) if free else None
             return [action] if action is not None else self._let_wait(one, expected, now_s)
         except Exception:
-            receipt.cause = "internal"
-            self._endings.close(receipt, Outcome.FAILED, arrived_at_s=arrived_at_s, now_s=now_s)
+            self._break(receipt, arrived_at_s, now_s)
             raise
 
     def left(self, hold: Hold, now_s: float, *, too_long: bool) -> None:
@@ -152,7 +155,7 @@ class Entrance:
             actions.append(self._refuse_held(one, refusal, now_s))
         for kind in self._backlog.kinds():
             where = _where(kind)
-            if not set(self._able(where)) - where.tried:
+            if not set(self._able(where.model, where.only)) - where.tried:
                 nobody = self._nobody(where.only, retry_after_s)
                 gone = map(_candidacy, self._backlog.flush(where))
                 actions += [self._refuse_held(one, nobody, now_s) for one in gone]
@@ -173,7 +176,7 @@ class Entrance:
 
     def fit(self, where: Where, now_s: float) -> list[int]:
         """Rows to choose from for a request, full ones included."""
-        return fit(self._standings, self._able(where), where.tried, now_s)
+        return fit(self._standings, self._able(where.model, where.only), where.tried, now_s)
 
     def retry_after_s(self, now_s: float) -> int:
         """What a client is told that is to come back later, whole seconds."""
@@ -181,10 +184,28 @@ class Entrance:
 
     # One request
 
-    def _able(self, where: Where) -> list[int]:
-        """Rows that are up and can run it, those that failed it included."""
-        rows = serving(self._standings, where.model)
-        return [row for row in rows if self._names[row] == where.only] if where.only else rows
+    def _place(
+        self, request: RequestFacts, rows: list[int], receipt: Receipt, arrived_at_s: float, now_s: float
+    ) -> Send:
+        """Place a request that failed nowhere on one of `rows`, which are all that can run it."""
+        placer = self._placer
+        try:
+            expected = placer.expected(request, rows, len(rows), now_s)
+            choice = placer.choose(request, expected)
+            return placer.place(request, expected, choice, receipt, arrived_at_s=arrived_at_s, tried=_NONE, now_s=now_s)
+        except Exception:
+            self._break(receipt, arrived_at_s, now_s)
+            raise
+
+    def _break(self, receipt: Receipt, arrived_at_s: float, now_s: float) -> None:
+        """The router failed by itself."""
+        receipt.cause = Why.INTERNAL.value
+        self._endings.close(receipt, Outcome.FAILED, arrived_at_s=arrived_at_s, now_s=now_s)
+
+    def _able(self, model: str, only: str) -> list[int]:
+        """Rows that are up and can run a request, those that failed it included. only : "" for any"""
+        rows = serving(self._standings, model)
+        return [row for row in rows if self._names[row] == only] if only else rows
 
     def _nobody(self, only: str, retry_after_s: int) -> Refuse:
         """Why no replica that is up can take a request. only : the one that could; "" for any"""
@@ -210,10 +231,12 @@ class Entrance:
 
         claims_s : work that those before it claim of each replica
         """
-        self._give_up_claim(one)
-        refusal = self._too_late(one, expected, now_s)
-        if refusal is not None:
-            return self._refuse(one, refusal, now_s)
+        if one.claim_row >= 0:
+            self._give_up_claim(one)
+        if self._admission.refuses_late:
+            refusal = self._too_late(one, expected, now_s)
+            if refusal is not None:
+                return self._refuse(one, refusal, now_s)
         choice = self._placer.choose(one.request, expected)
         if choice.row not in free:
             there = self._placer.narrowed(expected, free)
@@ -241,7 +264,7 @@ class Entrance:
         ticket = admission.ticket(one.request, one.where, one, work_s=work_s, arrived_at_s=one.arrived_at_s)
         deadline_s = admission.deadline_s(one.request)
         if deadline_s is not None:
-            wait_s = admission.wait_s(ticket, max(1, len(self._able(one.where))), now_s)
+            wait_s = admission.wait_s(ticket, max(1, len(self._able(one.request.model, one.request.only))), now_s)
             first_token_s = now_s - one.arrived_at_s + wait_s + work_s
             if first_token_s > deadline_s:
                 return [self._refuse(one, refusals.too_late(first_token_s, deadline_s, whole_seconds(wait_s)), now_s)]
@@ -301,7 +324,7 @@ class Entrance:
         try:
             trial = self._trial(one, rows, now_s)
             rows, free = (trial, trial) if trial else (rows, free)
-            whose, replicas = self._in_turn(rows, free, now_s), len(self._able(one.where))
+            whose, replicas = self._in_turn(rows, free, now_s), len(self._able(one.request.model, one.request.only))
             expected = self._placer.expected(one.request, whose, replicas, now_s)
             action = self._offer(one, expected, free, claims_s, now_s)
         except Exception:

@@ -62,6 +62,8 @@ class Reported:
             dispatcher.capacity_reported(row, float(capacity_tokens))
         if capacity_tokens >= block_tokens:
             self._sources.capacity_reported(row, int(capacity_tokens) // block_tokens)
+        if load.max_running:
+            dispatcher.most_running_reported(row, max(1, int(load.max_running)))
         counters = None
         if load.prefix_queries is not None and load.prefix_hits is not None:
             counters = PrefixCounters(load.prefix_queries, load.prefix_hits)

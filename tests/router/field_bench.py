@@ -140,7 +140,6 @@ class Answer:
     status: int
     fields: dict[str, str]  # names in lower case
     body: bytes
-    took_s: float
 
 
 class Router:
@@ -156,12 +155,10 @@ class Router:
     async def ask(self, model: str = MODEL, *, headers: dict[str, str] | None = None, **body: Any) -> Answer:
         """One completion. A stream that breaks raises what the client library makes of it."""
         data = {"model": model, "prompt": [1, 2, 3], **body}
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
         async with self.client.post(f"{self.url}/v1/completions", json=data, headers=headers) as response:
             read = await response.read()
         fields = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(response.status, fields, read, loop.time() - began_s)
+        return Answer(response.status, fields, read)
 
     async def read_into(self, got: bytearray, model: str, **body: Any) -> None:
         """One stream, what came of it in `got`. Raises what the client library makes of its end."""
