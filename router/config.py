@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from router.admission import AdmissionConfig
+from router.discovery.config import DiscoveryConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
 from router.health import HealthConfig
@@ -146,6 +147,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     load: LoadConfig = LoadConfig()
     prompts: PromptConfig = PromptConfig()
     other_tiers: OtherTiersConfig = OtherTiersConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
     receipts: ReceiptConfig = ReceiptConfig()
     state: StateConfig = StateConfig()
     limits: Limits = Limits()  # what one client may make the router hold
@@ -216,6 +218,9 @@ def fleet_of(config: RouterConfig) -> Fleet:
         raise ConfigError("say where the replicas are: either `fleet` or `worker_urls` (--worker-urls URL ...)")
     check_aliases(config.model_aliases)
     fleet = load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])
+    most = config.discovery.max_replicas
+    if most is not None and len(fleet.replicas) > most:
+        raise ConfigError(f"there are {len(fleet.replicas)} replicas; discovery.max_replicas is {most}")
     addresses_for(config).check_urls(replica.url or "" for replica in fleet.replicas)
     return fleet
 

@@ -17,7 +17,7 @@ import numpy as np
 from estimators.estimates import Estimator
 from estimators.model_prior import KNOWN_SPREAD
 from estimators.request import RequestFacts
-from estimators.view import FleetView
+from estimators.view import FleetView, is_nobody
 from policies.base import Policy
 from router import load_reports, refusals
 from router.actions import Action, Cause, Ended, Hold, Outcome, Send
@@ -108,8 +108,9 @@ class Dispatcher:
             experiments=experiments,
         )
         self._experiments = experiments
-        health = health or HealthConfig()
-        self._standing = [Standing(Health(health)) for _ in range(view.rows)]
+        self._health = health or HealthConfig()
+        self._standing = [Standing(Health(self._health), present=not is_nobody(name)) for name in view.names]
+        self._names = [replica.name for replica in replicas]
         self.retries = RetryBudget(retries or RetryConfig())
         self._admission = Admission(
             admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
@@ -118,7 +119,7 @@ class Dispatcher:
         self._entrance = Entrance(
             admission=self._admission,
             standings=self._standing,
-            names=[replica.name for replica in replicas],
+            names=self._names,
             placer=self._placer,
             endings=self._endings,
         )
@@ -148,7 +149,7 @@ class Dispatcher:
             except OverrideRefused as exc:
                 refusal = refusals.override(exc.status, str(exc))
                 return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
-        if not any(standing.may_serve(request.model) for standing in self._standing):
+        if not any(standing.may_serve(request.model) for standing in self._standing) and self._has_replicas:
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
@@ -319,7 +320,42 @@ class Dispatcher:
         """`row` said that its KV memory holds `tokens` (> 0) of context."""
         self.view.has_capacity(row, tokens)
 
+    # Replicas that come and go; `Rows` calls these
+
+    def joins(self, row: int, replica: Replica) -> None:
+        """`row` is that of `replica` from now on, of which nothing is known: not up yet. Nothing is booked there."""
+        assert not self.view.booked[row], "the requests of another replica are still running"
+        self._standing[row] = Standing(Health(self._health))
+        self._admission.forget(row)
+        self._addressed(row, replica)
+
+    def leaves(self, row: int, replica: Replica) -> None:
+        """The replica of `row` is gone, or nobody wants it any more: nothing new for it, and no probe counts.
+
+        replica : what the row is called from now on; its running requests end as they would
+        """
+        standing = self._standing[row]
+        standing.present = standing.drained = False
+        standing.health.went_down()
+        self._up_or_down(row)
+        self._addressed(row, replica)
+
+    def returns(self, row: int, replica: Replica) -> None:
+        """The replica that left `row` is wanted again, before its last request ended: up with its next probe."""
+        self._standing[row].present = True
+        self._addressed(row, replica)
+
+    def drain(self, row: int, *, drained: bool) -> None:
+        """Give the replica of `row` nothing new, or traffic again."""
+        if self._standing[row].drained is not drained:
+            self._standing[row].drained = drained
+            self._entrance.look_again()
+
     # What is known
+
+    def is_drained(self, row: int) -> bool:
+        """Whether `row` is given nothing new, by an operator's wish."""
+        return self._standing[row].drained
 
     @property
     def models(self) -> list[str]:
@@ -349,6 +385,14 @@ class Dispatcher:
         return self._admission.backlog.counts()
 
     # Inside
+
+    @property
+    def _has_replicas(self) -> bool:
+        return any(standing.present for standing in self._standing)
+
+    def _addressed(self, row: int, replica: Replica) -> None:
+        self.replicas[row] = replica
+        self._names[row] = replica.name
 
     def _why_no_more(self, sent: Send, cause: Cause, tried: frozenset[int], now_s: float) -> str:
         """Why a request that failed gets no other attempt; "" when it does, which is then paid for."""

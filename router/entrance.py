@@ -105,7 +105,7 @@ class Entrance:
         able = self._able(request.model, request.only)
         rows = whose = fit(self._standings, able, tried, now_s)
         if rows is able and not self._admission.compares:  # all may be given anything, and nobody ever waits
-            return [self._place(request, able, receipt, arrived_at_s, now_s)]
+            return self._place_at_once(request, able, receipt, arrived_at_s, now_s)
         one = Candidacy(request, receipt, tried, arrived_at_s)
         if not rows:
             return [self._refuse(one, self._nobody(request.only, self.retry_after_s(now_s)), now_s)]
@@ -185,18 +185,31 @@ class Entrance:
 
     # One request
 
-    def _place(
+    def _place_at_once(
         self, request: RequestFacts, rows: list[int], receipt: Receipt, arrived_at_s: float, now_s: float
-    ) -> Send:
-        """Place a request that failed nowhere on one of `rows`, which are all that can run it."""
+    ) -> list[Action]:
+        """Place a request that failed nowhere on one of `rows`, which are all that can run it, unless its rule has a
+        limit of its own.
+        """
         placer = self._placer
         try:
             expected = placer.expected(request, rows, len(rows), now_s)
-            choice = placer.choose(request, expected)
-            return placer.place(request, expected, choice, receipt, arrived_at_s=arrived_at_s, tried=_NONE, now_s=now_s)
+            try:
+                choice = placer.choose(request, expected)
+            except Refused as exc:
+                return self._by_rule(Candidacy(request, receipt, _NONE, arrived_at_s), expected, exc, now_s)
+            return [
+                placer.place(request, expected, choice, receipt, arrived_at_s=arrived_at_s, tried=_NONE, now_s=now_s)
+            ]
         except Exception:
             self._break(receipt, arrived_at_s, now_s)
             raise
+
+    def _by_rule(self, one: Candidacy, expected: Expected, refused: Refused, now_s: float) -> list[Action]:
+        """Its rule finds no replica good enough, for ever or for now."""
+        if isinstance(refused, Wait):
+            return self._let_wait(one, expected, now_s)
+        return [self._refuse(one, refusals.by_rule(str(refused), self.retry_after_s(now_s)), now_s)]
 
     def _break(self, receipt: Receipt, arrived_at_s: float, now_s: float) -> None:
         """The router failed by itself."""
@@ -267,6 +280,7 @@ class Entrance:
             return None
 
     def _place(self, one: Candidacy, expected: Expected, choice: Choice, now_s: float) -> Send:
+        """Send it, and say so where that is a trial."""
         sent = self._placer.place(
             one.request,
             expected,

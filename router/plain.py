@@ -25,7 +25,7 @@ from policies.watcher import Watcher
 from router.actions import Ended, Send
 from router.bookings import Booking, Forecast
 from router.dispatch import Dispatcher
-from router.placing import Expected, Placement, Placer
+from router.placing import Expected, Placement, Placer, Replica
 from router.receipts import Receipt
 
 _RECOMPUTE = COLUMN[Path.RECOMPUTE]
@@ -57,6 +57,10 @@ class PlainDispatcher(Dispatcher):
         super().__init__(**parts, placing=PlainPlacer)
         self.view.waiting[:] = nan  # work that is booked is not known, so nobody is shown a zero
         self.view.prefill_tokens[:] = nan
+
+    def joins(self, row: int, replica: Replica) -> None:
+        super().joins(row, replica)
+        self.view.waiting[:, row] = nan
 
 
 class PlainPlacer(Placer):

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from estimators.ranges import require
+from estimators.view import is_nobody
 
 
 class Ring:
@@ -37,6 +38,7 @@ class Ring:
         points = [
             (xxhash.xxh3_64_intdigest(f"{name}/{node}".encode(), seed=self._seed), row)
             for row, name in enumerate(names)
+            if not is_nobody(name)  # else the share of who comes next in the ring would be larger
             for node in range(self._virtual_nodes)
         ]
         points.sort()

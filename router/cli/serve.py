@@ -159,7 +159,7 @@ async def serve(config: RouterConfig, fleet: Fleet, read: Callable[[], RouterCon
     gateway = Gateway(config, fleet)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload, read)  # before the start: unhandled it would end the process
     await gateway.start()
-    replicas = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
+    replicas = "1 replica" if gateway.replicas == 1 else f"{gateway.replicas} replicas"
     print(f"tfirst {router.__version__}: {replicas}, policy {config.policy.name}")
     scheme = "http" if config.tls is None else "https"
     print(f"traffic {scheme}://{config.host}:{gateway.traffic_port}")
