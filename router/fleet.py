@@ -264,9 +264,13 @@ def check_replica_url(url: str) -> str:
     """`check_url`, or the same for a DNS name that stands for a replica at each of its addresses."""
     if not is_dns(url):
         return check_url(url)
-    check_url("http" + url.removeprefix(DNS_SCHEME))
+    wrong = f"{url!r} is no name to look up; it looks like dns://name:8000"
+    try:
+        check_url("http" + url.removeprefix(DNS_SCHEME))
+    except ConfigError as exc:
+        raise ConfigError(wrong) from exc
     if urlsplit(url).port is None:
-        raise ConfigError(f"{url!r} has no port; it looks like dns://name:8000")
+        raise ConfigError(wrong)
     return url.rstrip("/")
 
 

@@ -22,7 +22,7 @@ from router.assemble import experiments_of
 from router.beside_events import check_other_tiers
 from router.config import PolicyConfig, RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
-from router.fleet import Fleet
+from router.fleet import Fleet, is_dns
 from router.gateway import Gateway, admin_key
 from router.http.tls import server_context
 from router.keys import load_keys
@@ -130,6 +130,7 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     console.print(f"prompts   {config.prompts.source}")
     console.print(f"queue     {queue_in_words(config.admission)}")
     console.print(f"POST      /events {'with the admin key' if posting else 'refused: no admin_key_env'}")
+    console.print(f"follows   {', '.join(followed(config, fleet)) or 'nothing: the replicas stay as they are'}")
     console.print(f"receipts  {receipts or 'not written'}")
     console.print(f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}")
     console.print(table)
@@ -144,6 +145,13 @@ def queue_in_words(config: AdmissionConfig) -> str:
     limits = {"in flight": config.max_in_flight, "before their first token": config.max_prefills}
     most = " and ".join(f"{limit} {where}" for where, limit in limits.items() if limit is not None)
     return f"by {config.order}, at most {config.max_queued} requests, beside {most} on each replica"
+
+
+def followed(config: RouterConfig, fleet: Fleet) -> list[str]:
+    """What replicas can come and go by while the router runs."""
+    names = [replica.url for replica in fleet.replicas if replica.url and is_dns(replica.url)]
+    watched = ["the fleet file"] if config.fleet is not None and config.discovery.watch_fleet else []
+    return [*watched, *names, *(["POST /replicas"] if config.admin_key_env is not None else [])]
 
 
 async def serve(config: RouterConfig, fleet: Fleet, read: Callable[[], RouterConfig]) -> int:
