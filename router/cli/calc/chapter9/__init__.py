@@ -1,0 +1,16 @@
+"""The textbook's numbers (chapter 9), each through the public function that gives it; one module a section."""
+
+from __future__ import annotations
+
+from router.cli.calc.calculator import Answer, Calculator, Value
+from router.cli.calc.chapter9 import section_2
+from router.cli.calc.chapter9.rows import Rows
+
+ROWS: Rows = {**section_2.ROWS}
+
+
+def answer() -> Answer:
+    return Answer([Value(name, *row()) for name, row in ROWS.items()])
+
+
+CHAPTER9 = Calculator("chapter9", "every number of the textbook's chapter 9, with its id", inputs=(), answer=answer)
