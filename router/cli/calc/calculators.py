@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from router.cli.calc.attention_ffn import ATTENTION_FFN
 from router.cli.calc.calculator import Calculator
 from router.cli.calc.chapter9 import CHAPTER9
+from router.cli.calc.expert_replicas import EXPERT_REPLICAS, PADDING
+from router.cli.calc.expert_skew import EXPERT_SKEW
+from router.cli.calc.experts import EXPERTS
 from router.cli.calc.pools import POOLS
 
-CALCULATORS: dict[str, Calculator] = {one.name: one for one in (CHAPTER9, POOLS)}
+ALL = (
+    POOLS,
+    ATTENTION_FFN,
+    EXPERTS,
+    EXPERT_SKEW,
+    EXPERT_REPLICAS,
+    PADDING,
+    CHAPTER9,
+)
+CALCULATORS: dict[str, Calculator] = {one.name: one for one in ALL}

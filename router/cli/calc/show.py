@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -20,9 +21,16 @@ DOTS_PER_INCH = 150
 
 
 def as_json(answer: Answer) -> str:
-    """A list of {id, value, unit}."""
+    """A list of {id, value, unit}; what has no limit is null, as JSON knows no infinity."""
     values = [{"id": one.name, "value": one.value, "unit": one.unit} for one in answer.values]
-    return msgspec.json.format(msgspec.json.encode(values), indent=1).decode()
+    return msgspec.json.format(msgspec.json.encode(values, enc_hook=_plain), indent=1).decode()
+
+
+def _plain(one: Any) -> Any:
+    """Numbers and arrays of numpy, which pass for floats everywhere but in JSON."""
+    if isinstance(one, np.generic | np.ndarray):
+        return one.tolist()
+    raise NotImplementedError(type(one))
 
 
 def print_answer(answer: Answer, console: Console) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -160,6 +162,11 @@ def test_lists_are_for_json_and_single_numbers_for_both(capsys: pytest.CaptureFi
     assert "one s" in out
     assert "all s" not in out
     assert all(text in out for text in ("title", "step, ms", "1.5", "A note."))
+
+
+def test_numbers_of_numpy_and_no_limit_go_into_json_too() -> None:
+    answer = Answer([Value("a", np.float64(0.5)), Value("b", np.arange(2).tolist()), Value("c", inf)])
+    assert [row["value"] for row in json.loads(as_json(answer))] == [0.5, [0, 1], None]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from router.cli.calc.calculator import Answer, Calculator, Value
-from router.cli.calc.chapter9 import section_2
+from router.cli.calc.chapter9 import section_2, section_3, section_4
 from router.cli.calc.chapter9.rows import Rows
 
-ROWS: Rows = {**section_2.ROWS}
+ROWS: Rows = {
+    **section_2.ROWS,
+    **section_3.ROWS,
+    **section_4.ROWS,
+}
 
 
 def answer() -> Answer:
