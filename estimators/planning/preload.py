@@ -41,7 +41,7 @@ class LayerTimes:
     @property
     def waited_s(self) -> float:
         """Time the GPU stood still for layers."""
-        return self.total_s - float(np.sum(self.compute_ends_s - self.compute_starts_s))
+        return max(0.0, self.total_s - float(np.sum(self.compute_ends_s - self.compute_starts_s)))  # no -1e-17
 
 
 def layer_times(*, layers: int, read_layer_s: float, compute_layer_s: float, preloaded: int = 0) -> LayerTimes:

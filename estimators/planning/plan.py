@@ -1,0 +1,466 @@
+"""Which deployment holds a load, keeps its targets and costs least, and what would change that answer.
+
+Model     rates as in `deployments`, every card equally busy. First token: a wait for prefill, for the link and for a
+          place in a decode batch, each as M/G/c, then prefill and handoff; in time with the probability that the wait
+          leaves. Pace: one step of the batch that the load keeps running (whole replicas: stretched by the prefills
+          between steps). Backlog of a start as in `backlog`. Cost: all cards in use, idle or not, over what is in time
+Valid     steady state; deployments compared under the same batch limit and the same shares of the peaks
+Blind to  bursts, evictions, a policy's imbalance between replicas, a prefill that chunks slow down; see `--simulate`
+Source    AI Infra textbook, section 9.7; queues as in `waits`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf, nan
+
+from estimators.cost import SECONDS_PER_HOUR
+from estimators.planning.backlog import StartUp, service_to_drain_rps, start_to_drain_s
+from estimators.planning.deployments import (
+    CardKind,
+    Deployment,
+    Facts,
+    Organisation,
+    RequestKind,
+    all_deployments,
+    batch_on,
+    deployment,
+    link_bytes_per_s,
+    mean_times,
+    moved_bytes,
+    times_on,
+)
+from estimators.planning.waits import NONE, Wait, one_after_another, wait
+from estimators.ranges import require
+from estimators.roofline import Roofline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What is asked of a deployment; inf where nothing is. All > 0.
+
+    first_token_s : of a request, from its arrival
+    good_share : of the requests that must have it in time, 0..1
+    pace_s : between two tokens of an answer
+    drained_by_s : after the start, when the backlog of the start must be gone
+    """
+
+    first_token_s: float = inf
+    good_share: float = 0.9
+    pace_s: float = inf
+    drained_by_s: float = inf
+
+    def __post_init__(self) -> None:
+        for name in ("first_token_s", "pace_s", "drained_by_s"):
+            require(getattr(self, name) > 0, name, getattr(self, name))
+        require(0 <= self.good_share <= 1, "good_share", self.good_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """arrival_rps : requests a second, > 0; ready_s : from the start until it serves, >= 0"""
+
+    facts: Facts
+    arrival_rps: float
+    ready_s: float = 0.0
+    targets: Targets = Targets()
+
+    def __post_init__(self) -> None:
+        require(0 < self.arrival_rps < inf, "arrival_rps", self.arrival_rps)
+        require(0 <= self.ready_s < inf, "ready_s", self.ready_s)
+        by_s = self.targets.drained_by_s
+        require(self.ready_s < by_s, "ready_s", self.ready_s, f"not before {by_s:g} s, when the backlog is to be gone")
+
+    @property
+    def needed_rps(self) -> float:
+        """What a deployment must carry: the arrivals, or more where a backlog of the start must go in time."""
+        by_s = self.targets.drained_by_s
+        if by_s == inf or self.ready_s == 0:
+            return self.arrival_rps
+        return service_to_drain_rps(arrival_rps=self.arrival_rps, ready_s=self.ready_s, by_s=by_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """One deployment under a question. Seconds; NaN where there is no steady state.
+
+    idle_first_token_s : without any wait; first_token_s : mean with waits
+    good_share : of the requests, first token in time; 0 where the queue grows for ever
+    drained_at_s : after the start; inf where never
+    cards : in use, all cards of all replicas
+    usd_per_hour, usd_per_thousand_good : NaN where a card has no price
+    misses : targets it does not meet, as sentences; empty when it holds
+    """
+
+    deployment: Deployment
+    idle_first_token_s: float
+    first_token_s: float
+    good_share: float
+    pace_s: float
+    drained_at_s: float
+    cards: int
+    usd_per_hour: float
+    usd_per_thousand_good: float
+    misses: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        return not self.misses
+
+
+def assess(question: Question, chosen: Deployment) -> Assessment:
+    """What `chosen` does with the load of `question`."""
+    facts, arrival_rps = question.facts, question.arrival_rps
+    keeps_up = chosen.per_s > arrival_rps
+    fixed_s = _fixed_s(facts, chosen)
+    queue = _wait(question, chosen)
+    limit_s = question.targets.first_token_s
+    good = sum(
+        share * (1.0 - queue.longer_than(limit_s - one)) for share, one in zip(facts.shares, fixed_s, strict=True)
+    )
+    good = good if keeps_up else 0.0
+    idle_s = sum(share * one for share, one in zip(facts.shares, fixed_s, strict=True))
+    cards = sum(chosen.counts) * facts.cards_each
+    usd = _usd_per_hour(facts, chosen)
+    finished = min(arrival_rps, chosen.per_s)
+    found = Assessment(
+        deployment=chosen,
+        idle_first_token_s=idle_s,
+        first_token_s=idle_s + queue.mean_s if keeps_up else nan,
+        good_share=good,
+        pace_s=_pace_s(question, chosen),
+        drained_at_s=StartUp(arrival_rps, chosen.per_s, question.ready_s).drained_at_s if keeps_up else inf,
+        cards=cards,
+        usd_per_hour=usd,
+        usd_per_thousand_good=1000 * usd / (SECONDS_PER_HOUR * finished * good) if good else nan if usd != usd else inf,
+        misses=(),
+    )
+    return replace(found, misses=tuple(_misses(question, found)))
+
+
+def _misses(question: Question, found: Assessment) -> Iterator[str]:
+    targets = question.targets
+    if found.deployment.per_s <= question.arrival_rps:
+        yield f"carries {found.deployment.per_s:.3g} of {question.arrival_rps:.3g} requests/s"
+        return
+    if found.drained_at_s > targets.drained_by_s * (1 + 1e-9):
+        yield f"backlog gone after {found.drained_at_s:.1f} s, not {targets.drained_by_s:g} s"
+    if found.good_share < targets.good_share:
+        yield f"{found.good_share:.0%} of first tokens in time, not {targets.good_share:.0%}"
+    if not found.pace_s <= targets.pace_s:
+        yield f"{found.pace_s * 1e3:.0f} ms a token, not {targets.pace_s * 1e3:.0f} ms"
+
+
+def _fixed_s(facts: Facts, chosen: Deployment) -> list[float]:
+    """First token of each kind of request without a wait: prefill on the mean card, and handoff."""
+    organisation = chosen.organisation
+    seconds = [0.0] * len(facts.kinds)
+    used = [(kind, count) for kind, count in zip(facts.cards, chosen.prefill, strict=True) if count]
+    speed = [count / _work_s(facts, kind, chosen) for kind, count in used]
+    for (kind, _count), part in zip(used, speed, strict=True):
+        for index, times in enumerate(times_on(facts, kind.card, organisation)):
+            seconds[index] += part / sum(speed) * times.prefill_s
+    rate = link_bytes_per_s(facts, organisation)
+    return [one + _on_way_bytes(facts, kind, chosen) / rate for one, kind in zip(seconds, facts.kinds, strict=True)]
+
+
+def _on_way_bytes(facts: Facts, kind: RequestKind, chosen: Deployment) -> float:
+    """Bytes that must move before the first token: a store that only keeps what was new delays nobody."""
+    if chosen.organisation is not Organisation.REPLICAS_STORE:
+        return moved_bytes(facts, kind, chosen.organisation)
+    costs = facts.state_costs
+    return float(costs.kv_bytes_between(float(kind.cached_tokens), float(kind.found_tokens(store=True))))
+
+
+def _work_s(facts: Facts, kind: CardKind, chosen: Deployment) -> float:
+    """GPU-seconds of the mean request on one card that prefills: work is shared in proportion to its inverse."""
+    times = mean_times(times_on(facts, kind.card, chosen.organisation), facts.shares)
+    return max(times.prefill_s if chosen.organisation.splits else times.colocated_s, 1e-12)
+
+
+def _wait(question: Question, chosen: Deployment) -> Wait:
+    """For prefill, then for the link, then for a place in a batch."""
+    facts, arrival_rps = question.facts, question.arrival_rps
+    queue = _prefill_wait(question, chosen)
+    link_rps = chosen.rates_rps.get("link", inf)
+    if link_rps < inf:
+        queue = one_after_another(queue, wait(servers=1, utilisation=arrival_rps / link_rps, service_s=1.0 / link_rps))
+    slots, hold_s = _slots(facts, chosen)
+    if not slots:
+        return queue
+    decode_rps = chosen.rates_rps.get("decode pool", chosen.rates_rps.get("cards", inf))
+    return one_after_another(queue, wait(servers=slots, utilisation=arrival_rps / decode_rps, service_s=hold_s))
+
+
+def _prefill_wait(question: Question, chosen: Deployment) -> Wait:
+    facts = question.facts
+    servers = sum(chosen.prefill)
+    per_card = [
+        [one.prefill_s for one in times_on(facts, kind.card, chosen.organisation)]
+        for kind, count in zip(facts.cards, chosen.prefill, strict=True)
+        if count
+    ]
+    seconds = [sum(row[index] for row in per_card) / len(per_card) for index in range(len(facts.kinds))]
+    mean_s = sum(share * one for share, one in zip(facts.shares, seconds, strict=True))
+    if mean_s == 0:
+        return NONE
+    squared = sum(share * one**2 for share, one in zip(facts.shares, seconds, strict=True))
+    rate = chosen.rates_rps.get("prefill pool", servers / mean_s)
+    cv2 = max(0.0, squared / mean_s**2 - 1.0)
+    return wait(servers=servers, utilisation=question.arrival_rps / rate, service_s=mean_s, cv2=cv2)
+
+
+def _slots(facts: Facts, chosen: Deployment) -> tuple[int, float]:
+    """Places in decode batches, and how long a request keeps one when all are taken, seconds."""
+    slots, busy = 0, 0.0
+    for kind, count in zip(facts.cards, chosen.decode, strict=True):
+        if not count:
+            continue
+        batch = batch_on(facts, kind.card)
+        times = mean_times(times_on(facts, kind.card, chosen.organisation), facts.shares)
+        each_s = times.decode_s if chosen.organisation.splits else times.colocated_s
+        slots += count * batch
+        busy += count / each_s if each_s > 0 else 0.0
+    return slots, slots / busy if busy else 0.0
+
+
+def _pace_s(question: Question, chosen: Deployment) -> float:
+    """Seconds between tokens on the slowest card in use, at the load it gets; NaN where it cannot keep up."""
+    facts = question.facts
+    calls = sum(share * (kind.output_tokens - 1) for share, kind in zip(facts.shares, facts.kinds, strict=True))
+    if calls == 0:
+        return 0.0
+    if chosen.per_s <= question.arrival_rps:
+        return nan
+    pool_rps = chosen.rates_rps.get("decode pool", chosen.rates_rps.get("cards", inf))
+    busy = question.arrival_rps / pool_rps
+    return max(
+        _card_pace_s(facts, kind, chosen, busy=busy, calls=calls)
+        for kind, count in zip(facts.cards, chosen.decode, strict=True)
+        if count
+    )
+
+
+def _card_pace_s(facts: Facts, kind: CardKind, chosen: Deployment, *, busy: float, calls: float) -> float:
+    """The smallest batch that makes as many calls a second as come is the one that runs."""
+    times = mean_times(times_on(facts, kind.card, chosen.organisation), facts.shares)
+    each_s = {
+        Organisation.REPLICAS: times.colocated_s,
+        Organisation.REPLICAS_STORE: times.colocated_s,
+        Organisation.CHUNKED: times.piggyback_s,
+    }.get(chosen.organisation, times.decode_s)
+    card_rps = busy / each_s
+    stops = chosen.organisation in (Organisation.REPLICAS, Organisation.REPLICAS_STORE)
+    left = 1.0 - card_rps * times.prefill_s if stops else 1.0  # of the time, for decode steps
+    roofline = Roofline.of(facts.shape, kind.card)
+    context = _mean_context(facts)
+    batch = batch_on(facts, kind.card)
+    for running in range(1, batch + 1):
+        pace_s = roofline.decode_step_s([context] * running) / left
+        if running / pace_s >= card_rps * calls:
+            return pace_s
+    return roofline.decode_step_s([context] * batch) / left
+
+
+def _mean_context(facts: Facts) -> float:
+    """Tokens a decode call sees, over all calls."""
+    calls = [share * (kind.output_tokens - 1) for share, kind in zip(facts.shares, facts.kinds, strict=True)]
+    contexts = [kind.input_tokens + (kind.output_tokens - 1) / 2 for kind in facts.kinds]
+    return sum(many * context for many, context in zip(calls, contexts, strict=True)) / sum(calls)
+
+
+def _usd_per_hour(facts: Facts, chosen: Deployment) -> float:
+    """Rent of the cards in use; NaN where one of them has no price."""
+    usd = 0.0
+    for kind, count in zip(facts.cards, chosen.counts, strict=True):
+        if count:
+            price = kind.card.usd_per_hour
+            usd += count * facts.cards_each * (nan if price is None else price)
+    return usd
+
+
+# The answer
+
+
+def ranked(question: Question) -> list[Assessment]:
+    """All deployments, best first: those that hold, by cost of a thousand good requests where all prices are known,
+    else by cards, then by first token; then the others, by what they carry. Upper bounds come after what can be
+    counted on, holding or not."""
+    found = [assess(question, one) for one in all_deployments(question.facts)]
+    return sorted(found, key=_order)
+
+
+def _order(one: Assessment) -> tuple[bool, bool, float, float, float]:
+    chosen = one.deployment
+    is_bound = chosen.organisation is Organisation.CHUNKED
+    if not one.holds:
+        falls_behind = one.first_token_s != one.first_token_s
+        return (True, is_bound, inf if falls_behind else len(one.misses), -chosen.per_s, one.cards)
+    usd = one.usd_per_thousand_good
+    price = one.cards if usd != usd else round(usd, 9)
+    return (False, is_bound, price, round(one.first_token_s, 9), chosen.moved_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How often a deployment must stand beside itself. steady : to carry the arrivals; in_time : to meet the targets
+    of rate and start; cards : of the latter"""
+
+    steady: int
+    in_time: int
+    cards: int
+
+
+def copies(question: Question, one: Assessment) -> Copies:
+    """Whole copies of a deployment's cards, each with a link of its own."""
+    per_s_each = one.deployment.per_s
+    steady = _least_above(question.arrival_rps, per_s_each)
+    in_time = max(steady, ceil(question.needed_rps / per_s_each - 1e-9))
+    return Copies(steady, in_time, in_time * one.cards)
+
+
+def _least_above(arrival_rps: float, per_s_each: float) -> int:
+    """A rate that is only just reached is not kept up with."""
+    return int(arrival_rps / per_s_each + 1e-9) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Up to where a deployment still carries the load and clears the start, everything else as it is.
+
+    arrival_rps, ready_s : at most; speed : share of all cards' assumed speed, at least; link_bytes_per_s : at least
+    """
+
+    arrival_rps: float
+    speed: float
+    link_bytes_per_s: float
+    ready_s: float
+
+
+def limits(question: Question, one: Deployment) -> Limits:
+    """Where the answer changes for `one`."""
+    by_s = question.targets.drained_by_s
+    compute_rps = min((rate for name, rate in one.rates_rps.items() if name != "link"), default=inf)
+    spare = 1.0 if by_s == inf else (by_s - question.ready_s) / by_s
+    longest_s = (
+        inf if by_s == inf else start_to_drain_s(arrival_rps=question.arrival_rps, service_rps=one.per_s, by_s=by_s)
+    )
+    return Limits(
+        arrival_rps=one.per_s * spare,
+        speed=question.needed_rps / compute_rps,
+        link_bytes_per_s=question.needed_rps * one.moved_bytes,
+        ready_s=longest_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """The question with one thing changed. same : the old answer now; best : the new answer, None where nothing is"""
+
+    what: str
+    same: Assessment
+    best: Assessment | None
+
+
+def variations(question: Question, chosen: Deployment) -> list[Variation]:
+    """What becomes of `chosen`, and which answer would be given, when one thing changes."""
+    found = []
+    for what, change in CHANGES.items():
+        changed = change(question)
+        if changed is None:
+            continue
+        again = _again(changed, chosen)
+        best = next(iter(ranked(changed)), None)
+        if again is not None:
+            found.append(Variation(what, assess(changed, again), best))
+    return found
+
+
+def _again(question: Question, chosen: Deployment) -> Deployment | None:
+    """The same cards in the same roles under another question."""
+    prefill = chosen.prefill if chosen.organisation.splits else None
+    return deployment(question.facts, chosen.organisation, counts=chosen.counts, prefill=prefill)
+
+
+def faster(question: Question, factor: float) -> Question:
+    """All cards that much (> 0) faster."""
+    cards = tuple(replace(kind, card=kind.card.faster(factor)) for kind in question.facts.cards)
+    return replace(question, facts=replace(question.facts, cards=cards))
+
+
+def wider(question: Question, factor: float) -> Question | None:
+    """All links that much (> 0) wider; None where there is none."""
+    facts = question.facts
+    network, peer = facts.network_bytes_per_s, facts.peer_bytes_per_s
+    if network is None and peer is None:
+        return None
+    changed = replace(
+        facts,
+        network_bytes_per_s=None if network is None else network * factor,
+        peer_bytes_per_s=None if peer is None else peer * factor,
+    )
+    return replace(question, facts=changed)
+
+
+def with_kinds(question: Question, change: Callable[[RequestKind], RequestKind]) -> Question:
+    """Every kind of request changed."""
+    kinds = tuple(change(kind) for kind in question.facts.kinds)
+    return replace(question, facts=replace(question.facts, kinds=kinds))
+
+
+def _longer_answers(kind: RequestKind) -> RequestKind:
+    return replace(kind, output_tokens=2 * kind.output_tokens)
+
+
+def _shorter_answers(kind: RequestKind) -> RequestKind:
+    return replace(kind, output_tokens=max(1, kind.output_tokens // 2))
+
+
+def _mostly_cached(kind: RequestKind) -> RequestKind:
+    """Three quarters of the input in the computing replica's own memory, or what is there already."""
+    cached = max(kind.cached_tokens, min(3 * kind.input_tokens // 4, kind.input_tokens - 1))
+    return replace(kind, cached_tokens=cached, stored_tokens=min(kind.stored_tokens, kind.input_tokens - cached))
+
+
+CHANGES: dict[str, Callable[[Question], Question | None]] = {
+    "a quarter more requests": lambda question: replace(question, arrival_rps=1.25 * question.arrival_rps),
+    "a quarter fewer requests": lambda question: replace(question, arrival_rps=0.75 * question.arrival_rps),
+    "answers twice as long": lambda question: with_kinds(question, _longer_answers),
+    "answers half as long": lambda question: with_kinds(question, _shorter_answers),
+    "three quarters of each prompt cached": lambda question: with_kinds(question, _mostly_cached),
+    "cards at 90 % of the assumed speed": lambda question: faster(question, 0.9),
+    "links half as wide": lambda question: wider(question, 0.5),
+}
+
+
+def kinds_of_lengths(
+    input_tokens: Sequence[int], output_tokens: Sequence[int], cached_tokens: Sequence[int], *, most: int = 8
+) -> tuple[RequestKind, ...]:
+    """At most `most` kinds that stand for many requests: equal numbers of them in order of length, each by its means.
+
+    cached_tokens : of each request, below its input
+    """
+    require(len(input_tokens) > 0, "input_tokens", input_tokens, "empty")
+    require(most >= 1, "most", most)
+    order = sorted(range(len(input_tokens)), key=lambda row: (input_tokens[row], output_tokens[row]))
+    size = ceil(len(order) / most)
+    return tuple(
+        _mean_kind(order[first : first + size], input_tokens, output_tokens, cached_tokens)
+        for first in range(0, len(order), size)
+    )
+
+
+def _mean_kind(
+    rows: Sequence[int], input_tokens: Sequence[int], output_tokens: Sequence[int], cached_tokens: Sequence[int]
+) -> RequestKind:
+    def mean(values: Sequence[int]) -> int:
+        return round(sum(values[row] for row in rows) / len(rows))
+
+    whole = max(1, mean(input_tokens))
+    return RequestKind(
+        input_tokens=whole,
+        output_tokens=max(1, mean(output_tokens)),
+        cached_tokens=min(mean(cached_tokens), whole - 1),
+        share=float(len(rows)),
+    )

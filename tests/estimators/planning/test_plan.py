@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, isnan
+
+import msgspec
+import pytest
+
+from estimators.planning.deployments import CardKind, Deployment, Facts, Organisation, RequestKind, deployment
+from estimators.planning.known import PLANNED_CARDS
+from estimators.planning.plan import (
+    CHANGES,
+    Assessment,
+    Question,
+    Targets,
+    assess,
+    copies,
+    faster,
+    kinds_of_lengths,
+    limits,
+    ranked,
+    variations,
+    wider,
+    with_kinds,
+)
+from estimators.shapes import QWEN3_8B
+
+EXAMPLE = RequestKind(input_tokens=8192, output_tokens=1025)
+
+
+def question(*kinds: RequestKind, price: float | None = 1.0, **targets: float) -> Question:
+    """Example 9.8: four A100 and four H20 that share 25 GB/s, 3.5 requests/s, ready after 10 s, cleared by 60 s."""
+    cards = tuple(
+        CardKind(name, msgspec.structs.replace(PLANNED_CARDS[name], usd_per_hour=price), 4) for name in ("A100", "H20")
+    )
+    facts = Facts(
+        shape=QWEN3_8B, kinds=kinds or (EXAMPLE,), cards=cards, batch=32, network_bytes_per_s=25e9, store=True
+    )
+    asked = Targets(**{"drained_by_s": 60.0, **targets})
+    return Question(facts=facts, arrival_rps=3.5, ready_s=10.0, targets=asked)
+
+
+def all_cards(asked: Question, organisation: Organisation, prefill: tuple[int, int] | None = None) -> Deployment:
+    found = deployment(asked.facts, organisation, prefill=prefill)
+    assert found is not None
+    return found
+
+
+def first(asked: Question) -> Assessment:
+    return ranked(asked)[0]
+
+
+def test_example_9_8_chooses_a100_for_prefill_h20_for_decode_and_the_direct_way() -> None:
+    one = first(question())
+    chosen = one.deployment
+    assert (chosen.organisation, chosen.prefill, chosen.decode) == (Organisation.SPLIT, (4, 0), (0, 4))
+    assert chosen.limited_by == "decode pool"
+    assert one.drained_at_s == pytest.approx(43, abs=0.5)
+    assert one.usd_per_thousand_good == pytest.approx(0.63, abs=0.006)
+
+
+def test_the_way_by_store_carries_the_same_and_answers_one_move_later() -> None:
+    asked = question()
+    direct, by_store = (assess(asked, all_cards(asked, one)) for one in (Organisation.SPLIT, Organisation.SPLIT_STORE))
+    assert by_store.deployment.per_s == direct.deployment.per_s
+    assert by_store.idle_first_token_s - direct.idle_first_token_s == pytest.approx(0.0483, abs=0.0001)
+
+
+def test_whole_replicas_fall_behind_and_ideal_chunks_are_late() -> None:
+    asked = question()
+    whole = assess(asked, all_cards(asked, Organisation.REPLICAS))
+    chunks = assess(asked, all_cards(asked, Organisation.CHUNKED))
+    assert (whole.good_share, whole.drained_at_s, isnan(whole.first_token_s)) == (0.0, inf, True)
+    assert whole.misses == ("carries 3.02 of 3.5 requests/s",)
+    assert chunks.drained_at_s == pytest.approx(63, abs=1.0)
+    assert not chunks.holds
+
+
+@pytest.mark.parametrize(
+    ("organisation", "prefill", "drained_s"),
+    [
+        (Organisation.REPLICAS, None, 35.1),
+        (Organisation.SPLIT, (4, 0), 43.2),
+        (Organisation.SPLIT, None, 26.0),
+    ],
+)
+def test_a_prefix_hit_clears_the_start_sooner_with_other_roles(
+    organisation: Organisation, prefill: tuple[int, int] | None, drained_s: float
+) -> None:
+    asked = question(replace(EXAMPLE, cached_tokens=6144))
+    assert assess(asked, all_cards(asked, organisation, prefill)).drained_at_s == pytest.approx(drained_s, abs=0.06)
+
+
+def test_long_answers_need_three_fleets_to_keep_up_and_four_to_clear_the_start() -> None:
+    asked = question(replace(EXAMPLE, output_tokens=4097))
+    one = assess(asked, all_cards(asked, Organisation.SPLIT))
+    assert one.deployment.prefill == (2, 0)
+    many = copies(asked, one)
+    assert (many.steady, many.in_time, many.cards) == (3, 4, 32)
+
+
+def test_pairs_that_read_the_store_again_are_limited_to_seven_a_second_by_its_link() -> None:
+    asked = question(EXAMPLE, replace(EXAMPLE, stored_tokens=8192))
+    rates = all_cards(asked, Organisation.SPLIT_STORE).rates_rps
+    assert rates["link"] / 2 == pytest.approx(6.9, abs=0.05)
+
+
+def test_at_nine_tenths_of_the_speed_the_start_is_cleared_too_late() -> None:
+    asked = faster(question(), 0.9)
+    one = assess(asked, all_cards(asked, Organisation.SPLIT))
+    assert one.drained_at_s == pytest.approx(68.5, abs=0.6)
+    assert one.misses == ("backlog gone after 68.4 s, not 60 s",)
+
+
+@pytest.mark.parametrize("factor", [0.999, 1.001])
+def test_each_limit_is_where_the_answer_changes(factor: float) -> None:
+    """On either side of every limit, with the whole assessment and not with the formula that gave it."""
+    asked = question()
+    chosen = all_cards(asked, Organisation.SPLIT)
+    bound = limits(asked, chosen)
+
+    def holds(changed: Question) -> bool:
+        return assess(changed, all_cards(changed, Organisation.SPLIT, (4, 0))).holds
+
+    assert holds(replace(asked, arrival_rps=bound.arrival_rps * factor)) == (factor < 1)
+    assert holds(replace(asked, ready_s=bound.ready_s * factor)) == (factor < 1)
+    assert holds(faster(asked, bound.speed * factor)) == (factor > 1)
+    narrow = replace(asked.facts, network_bytes_per_s=bound.link_bytes_per_s * factor)
+    assert holds(replace(asked, facts=narrow)) == (factor > 1)
+
+
+def test_targets_that_nothing_meets_leave_a_ranking_by_what_is_carried() -> None:
+    found = ranked(question(first_token_s=0.5))
+    assert not any(one.holds for one in found)
+    counted_on = [one for one in found if one.deployment.organisation is not Organisation.CHUNKED]
+    keeps_up = [not isnan(one.first_token_s) for one in counted_on]
+    assert keeps_up == sorted(keeps_up, reverse=True)
+
+
+def test_the_first_choice_is_the_cheapest_that_holds_and_can_be_counted_on() -> None:
+    asked = replace(question(replace(EXAMPLE, output_tokens=129)), arrival_rps=2.0)
+    found = ranked(asked)
+    holding = [one for one in found if one.holds and one.deployment.organisation is not Organisation.CHUNKED]
+    assert found[0] is holding[0]
+    assert found[0].usd_per_thousand_good == min(one.usd_per_thousand_good for one in holding)
+    assert found[0].cards < 8
+
+
+def test_dear_cards_are_avoided_and_unknown_prices_are_not_free() -> None:
+    asked = replace(question(replace(EXAMPLE, output_tokens=129)), arrival_rps=1.0)
+    dear = tuple(
+        replace(kind, card=msgspec.structs.replace(kind.card, usd_per_hour=100.0 if kind.name == "A100" else 1.0))
+        for kind in asked.facts.cards
+    )
+    one = first(replace(asked, facts=replace(asked.facts, cards=dear)))
+    assert one.deployment.counts[0] == 0
+    unknown = first(replace(question(price=None), arrival_rps=1.0))
+    assert isnan(unknown.usd_per_thousand_good)
+    countable = [
+        one
+        for one in ranked(replace(question(), arrival_rps=1.0))
+        if one.holds and one.deployment.organisation is not Organisation.CHUNKED
+    ]
+    assert unknown.cards == min(one.cards for one in countable)
+
+
+def test_the_pace_is_that_of_the_batch_the_load_keeps_running() -> None:
+    asked = question()
+    light, heavy = (
+        assess(one, all_cards(one, Organisation.SPLIT)).pace_s
+        for one in (replace(asked, arrival_rps=0.5), replace(asked, arrival_rps=4.5))
+    )
+    full_s = 27.4e-3
+    assert light < heavy <= full_s * 1.01
+    assert heavy == pytest.approx(full_s, rel=0.05)
+
+
+def test_prefills_between_steps_stretch_the_pace_of_whole_replicas() -> None:
+    asked = replace(question(), arrival_rps=2.0)
+    whole, apart = (
+        assess(asked, all_cards(asked, one)).pace_s for one in (Organisation.REPLICAS, Organisation.CHUNKED)
+    )
+    assert whole > apart
+    missed = replace(asked, targets=replace(asked.targets, pace_s=whole * 0.9))
+    assert not assess(missed, all_cards(asked, Organisation.REPLICAS)).holds
+
+
+def test_fewer_first_tokens_are_in_time_the_tighter_the_deadline() -> None:
+    asked = question()
+    chosen = all_cards(asked, Organisation.SPLIT)
+    shares = [
+        assess(replace(asked, targets=replace(asked.targets, first_token_s=limit)), chosen).good_share
+        for limit in (0.9, 1.0, 1.5, 3.0, inf)
+    ]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+
+
+def test_a_fleet_that_holds_exactly_the_load_is_not_kept_up_with() -> None:
+    asked = question()
+    one = assess(asked, all_cards(asked, Organisation.SPLIT))
+    level = replace(asked, arrival_rps=one.deployment.per_s, targets=Targets(), ready_s=0.0)
+    assert copies(level, one).steady == 2
+
+
+def test_every_change_is_shown_with_the_old_answer_and_the_new_one() -> None:
+    asked = question()
+    found = variations(asked, first(asked).deployment)
+    assert [one.what for one in found] == list(CHANGES)
+    slower = next(one for one in found if one.what.startswith("cards at 90"))
+    assert slower.same.drained_at_s == pytest.approx(68.5, abs=0.6)
+    cached = next(one for one in found if one.what.startswith("three quarters"))
+    assert cached.same.drained_at_s == pytest.approx(43.2, abs=0.06)
+    assert cached.best is not None
+    assert cached.best.holds
+
+
+def test_without_links_no_change_of_links_is_shown() -> None:
+    asked = question()
+    lonely = replace(asked, facts=replace(asked.facts, network_bytes_per_s=None, store=False))
+    assert wider(lonely, 0.5) is None
+    assert "links half as wide" not in [
+        one.what for one in variations(lonely, all_cards(lonely, Organisation.REPLICAS))
+    ]
+
+
+def test_kinds_of_lengths_keep_the_sums() -> None:
+    inputs, outputs, cached = [10, 2000, 40, 8000, 300], [5, 10, 15, 20, 25], [0, 1000, 39, 0, 100]
+    kinds = kinds_of_lengths(inputs, outputs, cached, most=3)
+    assert sum(kind.share for kind in kinds) == 5
+    assert sum(kind.share * kind.input_tokens for kind in kinds) == pytest.approx(sum(inputs), abs=3)
+    assert sum(kind.share * kind.output_tokens for kind in kinds) == pytest.approx(sum(outputs), abs=3)
+    assert sum(kind.share * kind.cached_tokens for kind in kinds) == pytest.approx(sum(cached), abs=3)
+    assert len(kinds_of_lengths(inputs, outputs, cached, most=1)) == 1
+
+
+def test_changes_of_kinds_reach_every_kind() -> None:
+    asked = with_kinds(question(EXAMPLE, EXAMPLE), lambda kind: replace(kind, output_tokens=7))
+    assert [kind.output_tokens for kind in asked.facts.kinds] == [7, 7]
+
+
+def test_a_start_longer_than_its_target_is_refused() -> None:
+    with pytest.raises(ValueError, match="ready_s"):
+        replace(question(), ready_s=60.0)
