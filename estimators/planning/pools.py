@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, inf, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from estimators.shape_costs import costs_of
 from estimators.shapes import ModelShape
 
 Array = npt.NDArray[np.float64]
+
+MOST_SPLITS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,16 +238,22 @@ def all_splits(groups: Sequence[Group], *, link_per_s: float = inf) -> Splits:
     """
     require(len(groups) > 0, "groups", groups, "empty")
     require(link_per_s > 0, "link_per_s", link_per_s)
-    shape = tuple(group.count + 1 for group in groups)
-    prefill, decode = np.zeros(shape), np.zeros(shape)
-    prefill_s = [group.times.prefill_s for group in groups]
-    decode_s = [group.times.decode_s for group in groups]
-    nothing_to_decode = not any(decode_s)
-    for where in np.ndindex(shape):
-        rest = [group.count - given for group, given in zip(groups, where, strict=True)]
-        prefill[where] = per_s(where, prefill_s)
-        decode[where] = inf if nothing_to_decode else per_s(rest, decode_s)
-    return Splits(prefill, decode, inf if nothing_to_decode else link_per_s)
+    ways = prod(group.count + 1 for group in groups)
+    require(ways <= MOST_SPLITS, "ways to split", ways, f"more than {MOST_SPLITS:,}: count cards in larger units")
+    prefill = _each_way([(np.arange(group.count + 1), group.times.prefill_s) for group in groups])
+    if not any(group.times.decode_s for group in groups):
+        return Splits(prefill, np.full_like(prefill, inf), inf)
+    left = [(np.arange(group.count, -1, -1), group.times.decode_s) for group in groups]
+    return Splits(prefill, _each_way(left), link_per_s)
+
+
+def _each_way(cards: Sequence[tuple[npt.NDArray[np.int64], float]]) -> Array:
+    """Rates of a pool that may get any of these numbers of cards of each kind, requests/s; one axis a kind."""
+    rates: Array = np.zeros(())
+    for counts, request_s in cards:
+        require(request_s > 0, "seconds of a request", request_s, "0 on one kind of card only")
+        rates = np.add.outer(rates, counts / request_s)
+    return rates
 
 
 def handoffs_per_s(*, link_bytes_per_s: float, state_bytes: float, moves: float = 1.0) -> float:

@@ -115,7 +115,7 @@ def draw(
 ) -> None:
     """Saved less spent time against the batches a hot spot lasts."""
     axes = new_axes(figure, title="What copying has gained", xlabel="batches the hot spot lasts", ylabel="ms")[0]
-    lasts = np.arange(0, max(*batches, 1) + 1)
+    lasts = np.linspace(0, max(*batches, 1), 100)
     for link_gb_s in links_gb_s:
         one = _replication(model, hot_rows, copies, link_gb_s, start_us, gpu, gpu_share, Tile(tile_rows, tile_columns))
         label = f"{link_gb_s:g} GB/s, " + ("never pays" if one.pays_after is None else f"pays after {one.pays_after}")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 INPUTS = (
     model("qwen3-235b"),
-    count("tokens", 1024, "tokens", "in a batch", low=1),
+    count("tokens", 1024, "tokens", "in a batch", low=1, high=1_000_000),
     count("chosen", 8, "experts", "each token passes", low=1),
-    count("experts", 256, "experts", "in a layer", low=2),
+    count("experts", 256, "experts", "in a layer", low=2, high=65_536),
     number("hot-rows", 128, "rows", "of the one hot expert"),
     counts("cards", "8,32,256", "cards", "sizes of the expert-parallel group", low=1),
     count("batches", 1000, "batches", "of the simulation with even routing", low=1, high=100_000),

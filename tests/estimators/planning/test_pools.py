@@ -249,6 +249,10 @@ def test_impossible_work_is_refused(bad: dict[str, int]) -> None:
 def test_impossible_questions_are_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         all_splits([])
+    with pytest.raises(ValueError, match="count cards in larger units"):
+        all_splits([Group(4000, on(A100)), Group(4000, on(H20))])
+    with pytest.raises(ValueError, match="one kind of card only"):
+        all_splits([Group(1, times(1.0, 0.0)), Group(1, times(1.0, 1.0))])
     with pytest.raises(ValueError, match="no way to split"):
         all_splits(mixed()).at((5, 0))
     with pytest.raises(ValueError, match="link_bytes_per_s"):
