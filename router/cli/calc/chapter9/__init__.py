@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from router.cli.calc.calculator import Answer, Calculator, Value
-from router.cli.calc.chapter9 import section_2, section_3, section_4
+from router.cli.calc.chapter9 import section_2, section_3, section_4, section_5, section_6, section_7
 from router.cli.calc.chapter9.rows import Rows
 
 ROWS: Rows = {
     **section_2.ROWS,
     **section_3.ROWS,
     **section_4.ROWS,
+    **section_5.ROWS,
+    **section_6.ROWS,
+    **section_7.ROWS,
 }
 
 

@@ -48,10 +48,10 @@ def split(work: Work = REQUEST, prefill: tuple[int, ...] | None = None, **cards:
     return every.at(every.best if prefill is None else prefill)
 
 
-def prefill_flops() -> float:
+def prefill_flops(new_tokens: int = PREFIX_TOKENS) -> float:
     """What the roofline's prefill time stands for on a card of 1 FLOP/s, so that it is counted in one place."""
     slow = msgspec.structs.replace(PLANNED_CARDS["A100"], peak_tflops=1e-12, compute_share=1.0)
-    return Roofline.of(QWEN3_8B, slow).prefill_s(new_tokens=PREFIX_TOKENS, cached_tokens=0)
+    return Roofline.of(QWEN3_8B, slow).prefill_s(new_tokens=new_tokens, cached_tokens=0)
 
 
 ROWS: Rows = {
