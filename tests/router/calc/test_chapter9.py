@@ -25,6 +25,10 @@ def test_each_number_is_the_textbooks_within_its_tolerance(name: str) -> None:
     assert unit == expected["unit"]
 
 
+def test_no_row_is_missing_and_none_is_unknown() -> None:
+    assert sorted(ROWS) == sorted(EXPECTED)
+
+
 def test_json_is_a_list_of_id_value_and_unit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calc", "chapter9", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
