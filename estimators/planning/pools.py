@@ -268,14 +268,14 @@ def handoffs_per_s(*, link_bytes_per_s: float, state_bytes: float, moves: float 
     return link_bytes_per_s / (state_bytes * moves)
 
 
-def spare_call_s(groups: Sequence[Group], *, arrival_rps: float, calls: int) -> float:
+def spare_call_s(groups: Sequence[Group], *, arrival_rps: float, calls: float) -> float:
     """How much longer every decode call may take until this pool no longer keeps up; below 0: it does not now.
 
     Groups of one kind of card only: with several the answer depends on who is slowed.
     """
     require(len(groups) == 1, "groups", len(groups), "more than one kind of card")
     require(0 < arrival_rps < inf, "arrival_rps", arrival_rps)
-    require(calls >= 1, "calls", calls)
+    require(0 < calls < inf, "calls", calls)
     return (groups[0].count / arrival_rps - groups[0].times.decode_s) / calls
 
 

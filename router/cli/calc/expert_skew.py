@@ -61,7 +61,7 @@ def bound_of(
     if not any(group_rows):
         raise ValueError("--group-rows are all 0: nothing is exchanged")
     if model.experts is None:
-        raise ValueError(f"{model.name} has no routed experts")
+        raise ValueError(f"{model.name} is a model without routed experts")
     return layer_bound(
         np.tile(np.asarray(group_rows) / sources, (sources, 1)),
         dispatch_bytes=dispatch_bytes * model.hidden,

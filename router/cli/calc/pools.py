@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from estimators.planning.deployments import mean_times
 from estimators.planning.pools import (
     Group,
     Split,
@@ -19,6 +21,7 @@ from estimators.planning.pools import (
     chunked_prefill,
     colocated_per_s,
     handoffs_per_s,
+    per_s,
     piggyback_per_s,
     resident_bytes,
     spare_call_s,
@@ -27,12 +30,13 @@ from estimators.planning.pools import (
 from estimators.shape_costs import costs_of
 from estimators.shapes import ModelShape
 from router.cli.calc.calculator import Answer, Calculator, Plot, Table, Value, new_axes
-from router.cli.calc.inputs import CardsOfAKind, cards, count, model, number
+from router.cli.calc.inputs import CardsOfAKind, cards, count, counts, model, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIB = 2.0**30
+MOST_DRAWN = 33  # of one kind, splits that can still be read
 
 INPUTS = (
     model(),
@@ -41,7 +45,7 @@ INPUTS = (
     number("memory-share", 0.5, "", "share of the bandwidth a decode step reaches", high=1, above=True),
     count("new-tokens", 8192, "tokens", "prompt tokens to compute", low=1),
     count("cached-tokens", 0, "tokens", "prompt tokens the prefill finds cached", low=0),
-    count("output-tokens", 1025, "tokens", "answer", low=1),
+    counts("output-tokens", "1025", "tokens", "answer; several lengths are equally frequent", low=1),
     count("batch", 32, "sequences", "in a decode step", low=1),
     number("link-gb-s", 25, "GB/s", "link from prefill to decode, 10^9 bytes", above=True),
     model("qwen3-8b", "state-model", "whose state is handed over"),
@@ -49,114 +53,121 @@ INPUTS = (
 )
 
 
-def groups_of(
-    model: ModelShape,
-    cards: Sequence[CardsOfAKind],
-    work: Work,
-    *,
-    compute_share: float,
-    memory_share: float,
-    extra_call_flops: float = 0.0,
-) -> list[Group]:
-    """What the request costs on each kind of card."""
-    groups = []
-    for one in cards:
-        card = one.kind.reaching(compute_share=compute_share, memory_share=memory_share)
-        extra_call_s = extra_call_flops / card.flops_per_s
-        groups.append(Group(one.count, stage_times(model, card, work, extra_call_s=extra_call_s)))
-    return groups
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The inputs as they are typed, and what follows from them at once."""
+
+    model: ModelShape
+    cards: Sequence[CardsOfAKind]
+    compute_share: float
+    memory_share: float
+    new_tokens: int
+    cached_tokens: int
+    output_tokens: tuple[int, ...]
+    batch: int
+    link_gb_s: float
+    state_model: ModelShape
+    arrival_rps: float
+
+    @property
+    def works(self) -> list[Work]:
+        return [
+            Work(new_tokens=self.new_tokens, cached_tokens=self.cached_tokens, output_tokens=each, batch=self.batch)
+            for each in self.output_tokens
+        ]
+
+    @property
+    def mean_calls(self) -> float:
+        return sum(work.calls for work in self.works) / len(self.works)
+
+    @property
+    def state_bytes(self) -> float:
+        """Of one handoff."""
+        return costs_of(self.state_model).kv_bytes(float(self.new_tokens + self.cached_tokens))
+
+    @property
+    def handed_over(self) -> float:
+        """Share of the requests that decode at all."""
+        return sum(work.calls > 0 for work in self.works) / len(self.works)
+
+    def groups(self, extra_call_flops: float = 0.0) -> list[Group]:
+        """What the mean request costs on each kind of card."""
+        groups = []
+        for one in self.cards:
+            card = one.kind.reaching(compute_share=self.compute_share, memory_share=self.memory_share)
+            extra_s = extra_call_flops / card.flops_per_s
+            times = [stage_times(self.model, card, work, extra_call_s=extra_s) for work in self.works]
+            groups.append(Group(one.count, mean_times(times, [1 / len(times)] * len(times))))
+        return groups
+
+    def splits(self) -> Splits:
+        link_per_s = inf
+        if self.handed_over:
+            link_per_s = handoffs_per_s(
+                link_bytes_per_s=self.link_gb_s * 1e9, state_bytes=self.state_bytes, moves=self.handed_over
+            )
+        return all_splits(self.groups(), link_per_s=link_per_s)
 
 
-def answer(
-    *,
-    model: ModelShape,
-    cards: Sequence[CardsOfAKind],
-    compute_share: float,
-    memory_share: float,
-    new_tokens: int,
-    cached_tokens: int,
-    output_tokens: int,
-    batch: int,
-    link_gb_s: float,
-    state_model: ModelShape,
-    arrival_rps: float,
-) -> Answer:
-    work = Work(new_tokens=new_tokens, cached_tokens=cached_tokens, output_tokens=output_tokens, batch=batch)
-    shares = {"compute_share": compute_share, "memory_share": memory_share}
-    groups = groups_of(model, cards, work, **shares)
-    state_bytes = costs_of(state_model).kv_bytes(float(work.prompt_tokens))
-    splits = all_splits(groups, link_per_s=handoffs_per_s(link_bytes_per_s=link_gb_s * 1e9, state_bytes=state_bytes))
+def answer(**inputs: Any) -> Answer:
+    asked = Question(**inputs)
+    groups, splits = asked.groups(), asked.splits()
     best = splits.at(splits.best)
+    needed_gb_s = asked.arrival_rps * asked.handed_over * asked.state_bytes / 1e9
     values = [
         Value("colocated_per_s", colocated_per_s(groups), "requests/s"),
         Value("piggyback_per_s", piggyback_per_s(groups), "requests/s, at most"),
         Value("split_per_s", best.per_s, "requests/s"),
         Value("split_prefill_cards", list(best.prefill_cards), "cards of each kind"),
         Value("split_limited_by", best.limited_by),
-        Value("handoff_gib", state_bytes / GIB, "GiB"),
-        Value("link_needed_gb_s", _needed_gb_s(best, arrival_rps, state_bytes), "GB/s at the arrival rate"),
+        Value("handoff_gib", asked.state_bytes / GIB, "GiB"),
+        Value("link_needed_gb_s", needed_gb_s, "GB/s at the arrival rate"),
         Value("splits_per_s", splits.per_s.tolist(), "requests/s, indexed by cards of each kind for prefill"),
+        *_absorbed(asked, best),
     ]
-    tables = [_cards_table(cards, groups, new_tokens), _splits_table(cards, splits)]
-    notes = list(_notes(model, cards, work, groups, max(best.per_s, piggyback_per_s(groups)), arrival_rps))
-    extra_flops = absorbed_call_flops(state_model)
-    if extra_flops:
-        slowed = groups_of(model, cards, work, **shares, extra_call_flops=extra_flops)
-        values += _absorbed(cards, groups, slowed, best, extra_flops, arrival_rps, work)
-    return Answer(values, tables, notes)
+    return Answer(values, [_cards_table(asked, groups), _splits_table(asked.cards, splits)], list(_notes(asked, best)))
 
 
-def _needed_gb_s(best: Split, arrival_rps: float, state_bytes: float) -> float:
-    return 0.0 if best.link_per_s == inf else arrival_rps * state_bytes / 1e9
-
-
-def _absorbed(
-    cards: Sequence[CardsOfAKind],
-    groups: Sequence[Group],
-    slowed: Sequence[Group],
-    best: Split,
-    extra_flops: int,
-    arrival_rps: float,
-    work: Work,
-) -> list[Value]:
-    """What reading the latent state costs the decode pool, if reads do not hide it."""
-    left = [one.count - given for one, given in zip(cards, best.prefill_cards, strict=True)]
-    decode = [Group(many, group.times) for many, group in zip(left, slowed, strict=True) if many]
+def _absorbed(asked: Question, best: Split) -> list[Value]:
+    """What reading the latent state costs the decode pool, if reads do not hide it; nothing for other state."""
+    extra_flops = absorbed_call_flops(asked.state_model)
+    if not extra_flops:
+        return []
     values = [Value("absorbed_gflop_a_call", extra_flops / 1e9, "GFLOP")]
-    if not decode or not work.calls:
+    decode = [
+        (one.count - given, plain.times, slowed.times)
+        for one, given, plain, slowed in zip(
+            asked.cards, best.prefill_cards, asked.groups(), asked.groups(extra_flops), strict=True
+        )
+        if one.count > given
+    ]
+    if not decode or not asked.mean_calls:
         return values
-    slowed_per_s = sum(group.count / group.times.decode_s for group in decode)
+    slowed_per_s = per_s([many for many, _, _ in decode], [slowed.decode_s for _, _, slowed in decode])
     values.append(Value("decode_with_absorbed_per_s", slowed_per_s, "requests/s"))
-    plain = [Group(many, group.times) for many, group in zip(left, groups, strict=True) if many]
-    if len(plain) == 1:
-        spare_s = spare_call_s(plain, arrival_rps=arrival_rps, calls=work.calls)
+    if len(decode) == 1:
+        pool = [Group(decode[0][0], decode[0][1])]
+        spare_s = spare_call_s(pool, arrival_rps=asked.arrival_rps, calls=asked.mean_calls)
         values.append(Value("spare_us_a_call", spare_s * 1e6, "us until the decode pool no longer keeps up"))
     return values
 
 
-def _cards_table(cards: Sequence[CardsOfAKind], groups: Sequence[Group], new_tokens: int) -> Table:
-    rows = []
-    for one, group in zip(cards, groups, strict=True):
-        times = group.times
-        rows.append(
-            (
-                f"{one.count} x {one.kind.name}",
-                times.prefill_s,
-                times.decode_s,
-                times.step_s * 1e3,
-                times.idle_tokens,
-                chunked_prefill(times, new_tokens=new_tokens).first_token_s if times.idle_tokens >= 1 else "-",
-            )
+def _cards_table(asked: Question, groups: Sequence[Group]) -> Table:
+    rows = [
+        (
+            f"{one.count} x {one.kind.name}",
+            group.times.prefill_s,
+            group.times.decode_s,
+            group.times.step_s * 1e3,
+            group.times.idle_tokens,
+            chunked_prefill(group.times, new_tokens=asked.new_tokens).first_token_s
+            if group.times.idle_tokens >= 1
+            else "-",
         )
-    columns = (
-        "cards",
-        "prefill, GPU s",
-        "decode, GPU s",
-        "decode step, ms",
-        "prefill tokens beside a step",
-        "first token in chunks, s",
-    )
-    return Table("One request", columns, rows)
+        for one, group in zip(asked.cards, groups, strict=True)
+    ]
+    columns = ("cards", "prefill, GPU s", "decode, GPU s", "step, ms", "tokens beside a step", "T_first in chunks, s")
+    return Table("The mean request", columns, rows)
 
 
 def _splits_table(cards: Sequence[CardsOfAKind], splits: Splits, shown: int = 8) -> Table:
@@ -183,59 +194,35 @@ def _splits_table(cards: Sequence[CardsOfAKind], splits: Splits, shown: int = 8)
     return Table(title, ("for prefill", "prefill", "decode", "link", "together", "limited by"), rows)
 
 
-def _notes(
-    model: ModelShape,
-    cards: Sequence[CardsOfAKind],
-    work: Work,
-    groups: Sequence[Group],
-    most_per_s: float,
-    arrival_rps: float,
-) -> list[str]:
-    needed = resident_bytes(model, work)
-    notes = [
-        f"A batch of {work.batch} does not fit {one.kind.name}: it needs {needed / GIB:.1f} GiB with weights"
-        f" and one arriving state, of {one.kind.card.memory_gib:g}."
-        for one in cards
-        if needed > one.kind.card.memory_gib * GIB
-    ]
-    if most_per_s < arrival_rps:
-        notes.append(f"No way to use these cards keeps up with {arrival_rps:g} requests/s.")
-    if not work.calls:
-        notes.append("An answer of one token needs no decode pool and no handoff.")
-    return notes
+def _notes(asked: Question, best: Split) -> Iterator[str]:
+    needed = max(resident_bytes(asked.model, work) for work in asked.works)
+    for one in asked.cards:
+        if needed > one.kind.card.memory_gib * GIB:
+            yield (
+                f"A batch of {asked.batch} does not fit {one.kind.name}: it needs {needed / GIB:.1f} GiB with weights"
+                f" and one arriving state, of {one.kind.card.memory_gib:g}."
+            )
+    if max(best.per_s, piggyback_per_s(asked.groups())) < asked.arrival_rps:
+        yield f"No way to use these cards keeps up with {asked.arrival_rps:g} requests/s."
+    if not asked.mean_calls:
+        yield "An answer of one token needs no decode pool and no handoff."
 
 
-def draw(
-    figure: Figure,
-    *,
-    model: ModelShape,
-    cards: Sequence[CardsOfAKind],
-    compute_share: float,
-    memory_share: float,
-    new_tokens: int,
-    cached_tokens: int,
-    output_tokens: int,
-    batch: int,
-    link_gb_s: float,
-    state_model: ModelShape,
-    arrival_rps: float,
-) -> None:
+def draw(figure: Figure, **inputs: Any) -> None:
     """A map of all splits of two kinds of cards, or bars for one kind."""
-    if len(cards) > 2:
-        raise ValueError("--plot draws one or two kinds of cards")
-    work = Work(new_tokens=new_tokens, cached_tokens=cached_tokens, output_tokens=output_tokens, batch=batch)
-    groups = groups_of(model, cards, work, compute_share=compute_share, memory_share=memory_share)
-    state_bytes = costs_of(state_model).kv_bytes(float(work.prompt_tokens))
-    splits = all_splits(groups, link_per_s=handoffs_per_s(link_bytes_per_s=link_gb_s * 1e9, state_bytes=state_bytes))
-    rates, first = splits.per_s, cards[0].kind.name
+    asked = Question(**inputs)
+    splits = asked.splits()
+    rates, names = splits.per_s, [one.kind.name for one in asked.cards]
     title = f"Requests/s of each split, best {rates.max():.2f}"
-    if len(cards) == 1:
-        axes = new_axes(figure, title=title, xlabel=f"{first} for prefill", ylabel="requests/s")[0]
+    if len(names) == 1:
+        axes = new_axes(figure, title=title, xlabel=f"{names[0]} for prefill", ylabel="requests/s")[0]
         axes.bar(range(len(rates)), rates)
-        axes.axhline(arrival_rps, linestyle="--", label="arrivals")
+        axes.axhline(asked.arrival_rps, linestyle="--", label="arrivals")
         axes.legend()
         return
-    axes = new_axes(figure, title=title, xlabel=f"{first} for prefill", ylabel=f"{cards[1].kind.name} for prefill")[0]
+    if len(names) > 2 or max(rates.shape) > MOST_DRAWN:
+        raise ValueError(f"--plot draws one or two kinds of cards, fewer than {MOST_DRAWN} of each")
+    axes = new_axes(figure, title=title, xlabel=f"{names[0]} for prefill", ylabel=f"{names[1]} for prefill")[0]
     axes.grid(visible=False)
     image = axes.imshow(rates.T, origin="lower", cmap="YlGn", aspect="auto", vmin=0, vmax=1.6 * rates.max())
     figure.colorbar(image, ax=axes, label="requests/s")
@@ -244,9 +231,8 @@ def draw(
     for x, y in product(range(rates.shape[0]), range(rates.shape[1])):
         axes.text(x, y, f"{rates[x, y]:.2f}", ha="center", va="center")
     x, y = splits.best
-    axes.plot(
-        [x - 0.49, x + 0.49, x + 0.49, x - 0.49, x - 0.49], [y - 0.48, y - 0.48, y + 0.48, y + 0.48, y - 0.48], "k"
-    )
+    left, right, low, high = x - 0.49, x + 0.49, y - 0.48, y + 0.48
+    axes.plot([left, right, right, left, left], [low, low, high, high, low], "k")  # frames the best
 
 
 POOLS = Calculator(
