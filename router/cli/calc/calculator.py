@@ -20,6 +20,7 @@ class Input:
     default : as a person would type it; parsed like what they type
     unit : "GB/s", "tokens"; empty where there is none
     about : what it is, in lower case
+    within : its range as help shows it, "> 0, <= 1"; empty where kinds of values are named in `about`
     parse : text to value; raises `ValueError` with what would be right, as "a number above 0"
     """
 
@@ -28,6 +29,7 @@ class Input:
     unit: str
     about: str
     parse: Callable[[str], Any]
+    within: str = ""
 
     @property
     def keyword(self) -> str:

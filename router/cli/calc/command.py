@@ -39,8 +39,8 @@ class CalcCommand:
 
 def _configure(parser: argparse.ArgumentParser, calculator: Calculator) -> None:
     for one in calculator.inputs:
-        unit = f", {one.unit}" if one.unit else ""
-        about = f"{one.about}{unit} (default {one.default})".replace("%", "%%")
+        what = ", ".join(part for part in (one.about, one.unit, one.within) if part)
+        about = f"{what} (default {one.default})".replace("%", "%%")
         parser.add_argument(f"--{one.name}", default=one.default, metavar="X", help=about, dest=one.keyword)
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--json", action="store_true", help="a list of {id, value, unit}")

@@ -29,22 +29,24 @@ def number(
     above: bool = False,
 ) -> Input:
     """A number from `low` to `high`; with `above` it must be more than `low`."""
-    return Input(name, f"{default:.12g}", unit, about, lambda text: _number(text, low, high, above=above))
+    within = _within(low, high, above=above)
+    return Input(name, f"{default:.12g}", unit, about, lambda text: _number(text, low, high, above=above), within)
 
 
 def count(name: str, default: int, unit: str, about: str, *, low: int = 0, high: float = inf) -> Input:
     """A whole number from `low` to `high`."""
-    return Input(name, str(default), unit, about, lambda text: _count(text, low, high))
+    return Input(name, str(default), unit, about, lambda text: _count(text, low, high), _within(low, high))
 
 
 def numbers(name: str, default: str, unit: str, about: str, *, low: float = 0.0, above: bool = False) -> Input:
     """Several numbers with commas between; at least one."""
-    return Input(name, default, unit, about, _each(lambda text: _number(text, low, inf, above=above)))
+    parse = _each(lambda text: _number(text, low, inf, above=above))
+    return Input(name, default, unit, about, parse, _within(low, inf, above=above))
 
 
 def counts(name: str, default: str, unit: str, about: str, *, low: int = 0) -> Input:
     """Several whole numbers with commas between; at least one."""
-    return Input(name, default, unit, about, _each(lambda text: _count(text, low, inf)))
+    return Input(name, default, unit, about, _each(lambda text: _count(text, low, inf)), _within(low, inf))
 
 
 def choice(name: str, default: str, about: str, *, of: Sequence[str]) -> Input:
@@ -88,6 +90,10 @@ class NamedCard:
 class CardsOfAKind:
     count: int
     kind: NamedCard
+
+
+def _within(low: float, high: float, *, above: bool = False) -> str:
+    return f"{'>' if above else '>='} {low:g}" + (f", <= {high:g}" if isfinite(high) else "")
 
 
 def _number(text: str, low: float, high: float, *, above: bool) -> float:

@@ -47,14 +47,17 @@ def test_without_a_name_all_calculators_are_listed(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("name", CALCULATORS)
-def test_help_shows_every_input_with_unit_and_default(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_every_input_with_unit_range_and_default(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # no line ends within a word
     with pytest.raises(SystemExit, match="0"):
         main(["calc", name, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for one in CALCULATORS[name].inputs:
         assert f"--{one.name} X" in shown
-        assert f"(default {one.default})" in shown
-        assert f", {one.unit} (default" in shown or not one.unit
+        parts = [part for part in (one.about, one.unit, one.within) if part]
+        assert f"{', '.join(parts)} (default {one.default})" in shown
 
 
 @pytest.mark.parametrize("calculator", CALCULATORS.values(), ids=CALCULATORS)
@@ -140,6 +143,13 @@ def test_an_error_of_the_arithmetic_is_a_sentence_too(capsys: pytest.CaptureFixt
 )
 def test_inputs_read_what_people_type(one: Any, text: str, value: object) -> None:
     assert one.parse(text) == value
+
+
+def test_ranges_are_shown_as_they_are_checked() -> None:
+    assert number("share", 0.5, "", "share", high=1, above=True).within == "> 0, <= 1"
+    assert number("rate", 1, "", "rate").within == ">= 0"
+    assert count("tokens", 1, "", "tokens", low=1, high=9).within == ">= 1, <= 9"
+    assert counts("rows", "1", "", "rows", low=2).within == ">= 2"
 
 
 def test_models_are_read_from_their_own_file() -> None:
