@@ -23,6 +23,8 @@ from estimators.ranges import require
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
+MOST_COUNTS = 100_000_000  # kept of a simulation
+
 
 def one_hot_expert(*, tokens: int, chosen: int, experts: int, hot_rows: float) -> Array:
     """Rows of each expert when the first gets `hot_rows` and the others share what is left equally.
@@ -75,6 +77,8 @@ def random_rows(rng: np.random.Generator, *, tokens: int, chosen: int, experts: 
     require(tokens >= 1, "tokens", tokens)
     require(batches >= 1, "batches", batches)
     require(1 <= chosen <= experts, "chosen", chosen, f"outside 1 to {experts}")
+    kept = batches * experts
+    require(kept <= MOST_COUNTS, "batches x experts", kept, f"more than {MOST_COUNTS:,}")
     counts = np.empty((batches, experts), dtype=np.int64)
     for batch in range(batches):
         picked = np.empty((chosen, tokens), dtype=np.int64)

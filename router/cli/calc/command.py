@@ -55,12 +55,13 @@ def _run(calculator: Calculator, args: argparse.Namespace, console: Console) -> 
     inputs = {one.keyword: _parsed(one, getattr(args, one.keyword)) for one in calculator.inputs}
     try:
         answer = calculator.answer(**inputs)
+        encoded = as_json(answer) if args.json else None
         if calculator.plots and args.plot is not None:
             save_plot(next(plot for plot in calculator.plots if plot.name == args.figure), args.plot, inputs)
-    except ValueError as exc:
-        raise ConfigError(str(exc)) from exc
-    if args.json:
-        print(as_json(answer))
+    except (ValueError, ArithmeticError) as exc:  # the latter from numbers no machine or model has
+        raise ConfigError(f"{calculator.name}: {exc}") from exc
+    if encoded is not None:
+        print(encoded)
     else:
         print_answer(answer, console)
     return 0

@@ -193,6 +193,8 @@ def test_impossible_questions_are_refused() -> None:
         skew([0.0, 0.0])
     with pytest.raises(ValueError, match="chosen"):
         random_rows(np.random.default_rng(0), tokens=1, chosen=3, experts=2, batches=1)
+    with pytest.raises(ValueError, match="batches x experts"):
+        random_rows(np.random.default_rng(0), tokens=1, chosen=1, experts=1000, batches=1_000_000)
     for counts in ([], [1.0], [[-1.0]], [[float("nan")]]):
         with pytest.raises(ValueError, match="counts"):
             exchange_bound(counts, item_bytes=1.0, send_bytes_per_s=1.0, receive_bytes_per_s=1.0)

@@ -126,6 +126,7 @@ def test_a_refused_input_is_one_sentence(arguments: list[str], said: str, capsys
 
 
 def test_an_error_of_the_arithmetic_is_a_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence(["padding", f"--rows={10**400}"], capsys).startswith("tfirst: padding: ")
     assert "outside 1 to the 256 experts" in sentence(["expert-skew", "--cards", "512"], capsys)
 
 
