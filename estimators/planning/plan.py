@@ -90,7 +90,7 @@ class Assessment:
     drained_at_s : after the start; inf where never
     cards : in use, all cards of all replicas
     usd_per_hour, usd_per_thousand_good : NaN where a card has no price
-    misses : targets it does not meet, as sentences; empty when it holds
+    misses : targets it does not meet, by a word (rate, start, first token, pace), and how; empty when it holds
     """
 
     deployment: Deployment
@@ -103,7 +103,7 @@ class Assessment:
     cards: int
     usd_per_hour: float
     usd_per_thousand_good: float
-    misses: tuple[str, ...]
+    misses: dict[str, str]
 
     @property
     def holds(self) -> bool:
@@ -132,9 +132,9 @@ def assess(question: Question, chosen: Deployment) -> Assessment:
         cards=cards,
         usd_per_hour=usd,
         usd_per_thousand_good=1000 * usd / (SECONDS_PER_HOUR * finished * good) if good else nan if usd != usd else inf,
-        misses=(),
+        misses={},
     )
-    return replace(found, misses=tuple(_misses(question, found)))
+    return replace(found, misses=dict(_misses(question, found)))
 
 
 def _in_time(facts: Facts, fixed_s: Sequence[float], queue: Wait, limit_s: float) -> float:
@@ -159,17 +159,17 @@ def _first_token_s(facts: Facts, fixed_s: Sequence[float], queue: Wait, q: float
     return high_s
 
 
-def _misses(question: Question, found: Assessment) -> Iterator[str]:
+def _misses(question: Question, found: Assessment) -> Iterator[tuple[str, str]]:
     targets = question.targets
     if found.deployment.per_s <= question.arrival_rps:
-        yield f"carries {found.deployment.per_s:.3g} of {question.arrival_rps:.3g} requests/s"
+        yield "rate", f"carries {found.deployment.per_s:.3g} of {question.arrival_rps:.3g} requests/s"
         return
     if found.drained_at_s > targets.drained_by_s * (1 + 1e-9):
-        yield f"backlog gone after {found.drained_at_s:.1f} s, not {targets.drained_by_s:g} s"
+        yield "start", f"backlog gone after {found.drained_at_s:.1f} s, not {targets.drained_by_s:g} s"
     if found.good_share < targets.good_share:
-        yield f"{found.good_share:.0%} of first tokens in time, not {targets.good_share:.0%}"
+        yield "first token", f"{found.good_share:.0%} of first tokens in time, not {targets.good_share:.0%}"
     if not found.pace_s <= targets.pace_s:
-        yield f"{found.pace_s * 1e3:.0f} ms a token, not {targets.pace_s * 1e3:.0f} ms"
+        yield "pace", f"{found.pace_s * 1e3:.0f} ms a token, not {targets.pace_s * 1e3:.0f} ms"
 
 
 def _fixed_s(facts: Facts, chosen: Deployment) -> list[float]:

@@ -242,16 +242,14 @@ def tables(report: Report, top: int) -> Iterator[Table]:
 
 def _assessments(title: str, facts: Facts, rows: Iterable[Assessment]) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column("served as")
-    table.add_column("cards")
-    for column in ("carries, 1/s", "first token, s", "in time", "ms a token", "start cleared, s", "USD for 1000 good"):
+    table.add_column("served as", min_width=26)
+    for column in ("carries, 1/s", "T_first, s", "in time", "ms a token", "start, s", "USD/1000"):
         table.add_column(column, justify="right")
     table.add_column("limited by")
     table.add_column("holds")
     for one in rows:
         table.add_row(
-            one.deployment.organisation.value,
-            deployment_text(facts, one.deployment),
+            f"{one.deployment.organisation.value}: {deployment_text(facts, one.deployment)}",
             _number(one.deployment.per_s),
             _number(one.first_token_s),
             f"{one.good_share:.0%}",
@@ -259,7 +257,7 @@ def _assessments(title: str, facts: Facts, rows: Iterable[Assessment]) -> Table:
             _number(one.drained_at_s),
             _number(one.usd_per_thousand_good),
             one.deployment.limited_by,
-            "yes" if one.holds else "; ".join(one.misses),
+            "yes" if one.holds else f"no: {', '.join(one.misses)}",
         )
     return table
 
@@ -285,7 +283,7 @@ def _named(facts: Facts, one: Assessment) -> str:
 
 def _outcome(one: Assessment) -> str:
     if one.misses:
-        return "; ".join(one.misses)
+        return "; ".join(one.misses.values())
     return f"holds, {one.deployment.per_s:.3g} requests/s, {one.deployment.limited_by}"
 
 
