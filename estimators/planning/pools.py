@@ -251,8 +251,8 @@ def _each_way(cards: Sequence[tuple[npt.NDArray[np.int64], float]]) -> Array:
     """Rates of a pool that may get any of these numbers of cards of each kind, requests/s; one axis a kind."""
     rates: Array = np.zeros(())
     for counts, request_s in cards:
-        require(request_s > 0, "seconds of a request", request_s, "0 on one kind of card only")
-        rates = np.add.outer(rates, counts / request_s)
+        own = counts / request_s if request_s > 0 else np.where(counts > 0, inf, 0.0)  # as in `per_s`
+        rates = np.add.outer(rates, own)
     return rates
 
 

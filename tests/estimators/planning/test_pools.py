@@ -226,6 +226,14 @@ def test_experts_and_tensor_parallel_are_priced_like_online() -> None:
     assert half.decode_s < one.decode_s
 
 
+def test_a_stage_without_work_needs_a_card_and_no_more() -> None:
+    """A prompt that is all in a store: one card that takes it up, the others decode."""
+    splits = all_splits([Group(2, times(0.0, 1.0)), Group(1, times(0.0, 4.0))])
+    assert splits.best == (0, 1)
+    assert splits.at((0, 1)).per_s == 2.0
+    assert splits.at((0, 0)).per_s == 0.0
+
+
 def test_pools_without_work_have_no_limit_and_without_cards_no_rate() -> None:
     assert per_s([2], [0.0]) == inf
     assert per_s([0], [0.0]) == 0
@@ -251,8 +259,6 @@ def test_impossible_questions_are_refused() -> None:
         all_splits([])
     with pytest.raises(ValueError, match="count cards in larger units"):
         all_splits([Group(4000, on(A100)), Group(4000, on(H20))])
-    with pytest.raises(ValueError, match="one kind of card only"):
-        all_splits([Group(1, times(1.0, 0.0)), Group(1, times(1.0, 1.0))])
     with pytest.raises(ValueError, match="no way to split"):
         all_splits(mixed()).at((5, 0))
     with pytest.raises(ValueError, match="link_bytes_per_s"):
