@@ -97,7 +97,7 @@ def answer_warmup(*, extra_s: float, saved_ms: float, batch: int, steps_per_s: f
 PEAKS_INPUTS = (
     numbers("durations-s", "10,50", "s", "of the stretches of a cycle that repeats", above=True),
     numbers("arrivals", "12.25,1.75", "units/s", "in each stretch; requests, or GPU-seconds of one stage"),
-    number("capacity", 4.0, "units/s", "served, in the same unit", above=True),
+    number("capacity", 4.67, "units/s", "served, in the same unit", above=True),
     number("most", 20, "units", "may wait at the worst moment"),
     count("cycles", 3, "cycles", "shown", low=1, high=1000),
 )
