@@ -118,8 +118,12 @@ class Facts:
         return tuple(kind.share / whole for kind in self.kinds)
 
     @property
+    def costs(self) -> ShapeCosts:
+        return _costs(self.shape)
+
+    @property
     def state_costs(self) -> ShapeCosts:
-        return costs_of(self.state_shape or self.shape)
+        return _costs(self.state_shape or self.shape)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -129,6 +133,11 @@ class Facts:
     def cards_each(self) -> int:
         """Cards of one replica."""
         return self.shape.shards.tensor * self.shape.shards.pipeline
+
+
+@lru_cache(maxsize=16)
+def _costs(shape: ModelShape) -> ShapeCosts:
+    return costs_of(shape)
 
 
 class Organisation(Enum):
@@ -180,7 +189,7 @@ class Deployment:
 
 def batch_on(facts: Facts, card: Card) -> int:
     """Sequences of the longest kind that fit beside the weights and one arriving state, `facts.batch` at most."""
-    costs = costs_of(facts.shape)
+    costs = facts.costs
     longest = max(costs.kv_bytes(float(kind.input_tokens + kind.output_tokens - 1)) for kind in facts.kinds)
     arriving = max(costs.kv_bytes(float(kind.input_tokens)) for kind in facts.kinds)
     free = USABLE_SHARE * card.memory_gib * GIB * facts.cards_each - facts.shape.weights_bytes - arriving

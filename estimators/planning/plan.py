@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, inf, nan
 
 from estimators.cost import SECONDS_PER_HOUR
+from estimators.hardware import Card
 from estimators.planning.backlog import StartUp, service_to_drain_rps, start_to_drain_s
 from estimators.planning.deployments import (
     CardKind,
@@ -34,27 +36,31 @@ from estimators.planning.deployments import (
 from estimators.planning.waits import NONE, Wait, one_after_another, wait
 from estimators.ranges import require
 from estimators.roofline import Roofline
+from estimators.shapes import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What is asked of a deployment; inf where nothing is. All > 0.
+    """What is asked of a deployment; inf, or for shares 0 and 1, where nothing is. All > 0.
 
     first_token_s : of a request, from its arrival
     good_share : of the requests that must have it in time, 0..1
     pace_s : between two tokens of an answer
     drained_by_s : after the start, when the backlog of the start must be gone
+    most_busy : share of what it carries that may be asked of it, up to 1; near 1 every queue is long
     """
 
     first_token_s: float = inf
     good_share: float = 0.9
     pace_s: float = inf
     drained_by_s: float = inf
+    most_busy: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("first_token_s", "pace_s", "drained_by_s"):
             require(getattr(self, name) > 0, name, getattr(self, name))
         require(0 <= self.good_share <= 1, "good_share", self.good_share)
+        require(0 < self.most_busy <= 1, "most_busy", self.most_busy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +80,12 @@ class Question:
 
     @property
     def needed_rps(self) -> float:
-        """What a deployment must carry: the arrivals, or more where a backlog of the start must go in time."""
+        """What a deployment must carry: the arrivals and what they may not fill, or more to clear a start in time."""
         by_s = self.targets.drained_by_s
+        steady_rps = self.arrival_rps / self.targets.most_busy
         if by_s == inf or self.ready_s == 0:
-            return self.arrival_rps
-        return service_to_drain_rps(arrival_rps=self.arrival_rps, ready_s=self.ready_s, by_s=by_s)
+            return steady_rps
+        return max(steady_rps, service_to_drain_rps(arrival_rps=self.arrival_rps, ready_s=self.ready_s, by_s=by_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +171,9 @@ def _misses(question: Question, found: Assessment) -> Iterator[tuple[str, str]]:
     if found.deployment.per_s <= question.arrival_rps:
         yield "rate", f"carries {found.deployment.per_s:.3g} of {question.arrival_rps:.3g} requests/s"
         return
+    busy = question.arrival_rps / found.deployment.per_s
+    if busy > targets.most_busy:
+        yield "rate", f"{busy:.1%} busy, not {targets.most_busy:.0%} at most"
     if found.drained_at_s > targets.drained_by_s * (1 + 1e-9):
         yield "start", f"backlog gone after {found.drained_at_s:.1f} s, not {targets.drained_by_s:g} s"
     if found.good_share < targets.good_share:
@@ -273,14 +283,22 @@ def _card_pace_s(facts: Facts, kind: CardKind, chosen: Deployment, *, busy: floa
     card_rps = busy / each_s
     stops = chosen.organisation in (Organisation.REPLICAS, Organisation.REPLICAS_STORE)
     left = 1.0 - card_rps * times.prefill_s if stops else 1.0  # of the time, for decode steps
-    roofline = Roofline.of(facts.shape, kind.card)
+    roofline = _roofline(facts.shape, kind.card)
     context = _mean_context(facts)
-    batch = batch_on(facts, kind.card)
-    for running in range(1, batch + 1):
-        pace_s = roofline.decode_step_s([context] * running) / left
-        if running / pace_s >= card_rps * calls:
-            return pace_s
-    return roofline.decode_step_s([context] * batch) / left
+
+    def pace_s(running: int) -> float:
+        return roofline.decode_step_s([context] * running) / left
+
+    low, high = 0, batch_on(facts, kind.card)  # `low` makes too few calls a second
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle / pace_s(middle) >= card_rps * calls else (middle, high)
+    return pace_s(high)
+
+
+@lru_cache(maxsize=64)
+def _roofline(shape: ModelShape, card: Card) -> Roofline:
+    return Roofline.of(shape, card)
 
 
 def _mean_context(facts: Facts) -> float:
@@ -305,8 +323,8 @@ def _usd_per_hour(facts: Facts, chosen: Deployment) -> float:
 
 def ranked(question: Question) -> list[Assessment]:
     """All deployments, best first: those that hold, by cost of a thousand good requests where all prices are known,
-    else by cards, then by first token; then the others, by what they carry. Upper bounds come after what can be
-    counted on, holding or not."""
+    else by cards, then by first token; then the others, by what they carry. Upper bounds come last: nobody can count
+    on them."""
     found = [assess(question, one) for one in all_deployments(question.facts)]
     return sorted(found, key=_order)
 
@@ -316,10 +334,10 @@ def _order(one: Assessment) -> tuple[bool, bool, float, float, float]:
     is_bound = chosen.organisation is Organisation.CHUNKED
     if not one.holds:
         falls_behind = one.first_token_s != one.first_token_s
-        return (True, is_bound, inf if falls_behind else len(one.misses), -chosen.per_s, one.cards)
+        return (is_bound, True, inf if falls_behind else len(one.misses), -chosen.per_s, one.cards)
     usd = one.usd_per_thousand_good
     price = one.cards if usd != usd else round(usd, 9)
-    return (False, is_bound, price, round(one.first_token_s, 9), chosen.moved_bytes)
+    return (is_bound, False, price, round(one.first_token_s, 9), chosen.moved_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,12 +380,12 @@ def limits(question: Question, one: Deployment) -> Limits:
     """Where the answer changes for `one`."""
     by_s = question.targets.drained_by_s
     compute_rps = min((rate for name, rate in one.rates_rps.items() if name != "link"), default=inf)
-    spare = 1.0 if by_s == inf else (by_s - question.ready_s) / by_s
+    spare = question.targets.most_busy if by_s == inf else (by_s - question.ready_s) / by_s
     longest_s = (
         inf if by_s == inf else start_to_drain_s(arrival_rps=question.arrival_rps, service_rps=one.per_s, by_s=by_s)
     )
     return Limits(
-        arrival_rps=one.per_s * spare,
+        arrival_rps=one.per_s * min(spare, question.targets.most_busy),
         speed=question.needed_rps / compute_rps,
         link_bytes_per_s=question.needed_rps * one.moved_bytes,
         ready_s=longest_s,

@@ -33,6 +33,7 @@ class Wait:
 
 
 NONE = Wait(0.0, 0.0)
+MOST_SERVERS = 2000  # more are taken as so many: the wait is then an upper bound, and next to nothing
 
 
 def wait(*, servers: int, utilisation: float, service_s: float, cv2: float = 0.0) -> Wait:
@@ -48,6 +49,7 @@ def wait(*, servers: int, utilisation: float, service_s: float, cv2: float = 0.0
         return NONE
     if utilisation >= 1:
         return Wait(inf, 1.0)
+    servers = min(servers, MOST_SERVERS)
     probability = _waits(servers, utilisation)
     mean_s = (1.0 + cv2) / 2.0 * probability / (servers * (1.0 - utilisation)) * service_s
     return Wait(mean_s, probability)

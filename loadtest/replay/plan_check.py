@@ -23,9 +23,11 @@ from estimators.planning.plan import Assessment, Question
 from loadtest.replay.measure import quantile
 from loadtest.replay.plan_play import Asked, Play, Played
 from router.cli.plan import deployment_text
+from router.errors import ConfigError
 
 WARM_UP = 0.25  # of the requests
 FILLS = 6  # times all places in batches, so that a middle is left between filling and emptying
+FEWEST = 20  # requests that a play must expect
 APART = 0.1  # relative: below it formula and play are said to agree
 
 
@@ -61,9 +63,12 @@ def check(question: Question, one: Assessment, *, seconds: float, seed: int) -> 
 
     Raises
     ------
-    ConfigError : the simulated engines cannot play this model.
+    ConfigError : the simulated engines cannot play this model, or too few requests come in that time.
     """
     facts, chosen = question.facts, one.deployment
+    if question.arrival_rps * seconds < FEWEST:
+        wanted = FEWEST / question.arrival_rps
+        raise ConfigError(f"--seconds {seconds:g} is too short to judge: {FEWEST} requests come in {wanted:,.0f} s")
     saturated = _played(question, chosen, _at_once(facts, chosen, seed), seed, ready_s=0.0)
     rows = list(_arrivals(question, seconds, seed))
     steady = _played(question, chosen, rows, seed, ready_s=0.0)

@@ -290,6 +290,7 @@ def engines_of(facts: Facts, chosen: Deployment) -> sim_fleet.Fleet:
         for kind in facts.cards
     }
     rate = link_bytes_per_s(facts, Organisation.SPLIT)
+    longest = max(kind.input_tokens + kind.output_tokens for kind in facts.kinds)
     return sim_fleet.Fleet(
         model=model_of(facts),
         cards=cards,
@@ -298,7 +299,7 @@ def engines_of(facts: Facts, chosen: Deployment) -> sim_fleet.Fleet:
         links={"peer": sim_fleet.Link(gb_s=rate / 1e9)} if rate < inf else {},
         peers=sim_fleet.Peers(link="peer") if chosen.organisation.splits else None,
         fetch=sim_fleet.Fetch(by="directed"),
-        engine=sim_fleet.Engine(max_running=facts.batch),
+        engine=sim_fleet.Engine(max_running=facts.batch, max_model_len=longest),
     )
 
 

@@ -34,6 +34,7 @@ from router.fleet import Fleet, check_fleet, completed, one_line
 
 GB = 1e9
 DEFAULT_BATCH = 256  # vLLM's max_num_seqs on most cards
+MOST_BATCH = 8192  # above what any engine runs at once
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Tokens = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -54,12 +55,14 @@ class TargetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     first_token_s : deadline of the first token, met by `good_share` of the requests
     pace_s : between two tokens of an answer, on average
     drained_by_s : after the start, when its backlog must be gone
+    most_busy : share of what a deployment carries that may be asked of it
     """
 
     first_token_s: Positive | None = None
     good_share: Share = 0.9
     pace_s: Positive | None = None
     drained_by_s: Positive | None = None
+    most_busy: Share = 0.95  # at 0.99 a queue of Poisson arrivals is five times as long, at 1 it never ends
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,7 +77,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     rate_rps: Positive | None = None
     requests: tuple[RequestSpec, ...] = ()
     trace: str | None = None
-    batch: Count | None = None
+    batch: Annotated[int, msgspec.Meta(ge=1, le=MOST_BATCH)] | None = None
     start_s: NotNegative | None = None
     targets: TargetSpec = TargetSpec()
 
@@ -155,6 +158,7 @@ def question_of(fleet: Fleet, workload: Workload, kinds: Sequence[RequestKind], 
             good_share=asked.good_share,
             pace_s=asked.pace_s or inf,
             drained_by_s=asked.drained_by_s or inf,
+            most_busy=asked.most_busy,
         )
         return Question(facts=facts, arrival_rps=rate_rps, ready_s=start_s, targets=targets)
     except ValueError as exc:
@@ -173,7 +177,7 @@ def _replicas_on(fleet: Fleet) -> Counter[str]:
 
 def _engine_batch(fleet: Fleet) -> int:
     batch = fleet.engine.get("max_running", DEFAULT_BATCH)
-    return batch if isinstance(batch, int) and batch >= 1 else DEFAULT_BATCH
+    return min(batch, MOST_BATCH) if isinstance(batch, int) and batch >= 1 else DEFAULT_BATCH
 
 
 def _rate(fleet: Fleet, link: str | None) -> float | None:

@@ -38,7 +38,7 @@ def every(many: int, gap_s: float, kind: RequestKind = KIND) -> list[Asked]:
 
 
 def played(organisation: Organisation, rows: list[Asked], *, ready_s: float = 0.0, **changes: object) -> Played:
-    asked = facts(**changes)
+    asked = facts(*{row.kind: None for row in rows}, **changes)
     prefill = (2, 0) if organisation.splits else None
     return Play(asked, as_(organisation, asked, prefill), seed=1, ready_s=ready_s).run(rows)
 
@@ -134,6 +134,19 @@ def test_a_deployment_that_falls_behind_never_clears_its_start() -> None:
     question = Question(facts=facts(), arrival_rps=200.0, ready_s=1.0)
     one = assess(question, as_(Organisation.REPLICAS, question.facts))
     assert check(question, one, seconds=2.0, seed=0).played["drained_at_s"] == inf
+
+
+def test_a_play_too_short_to_judge_says_how_long_it_must_be() -> None:
+    question = Question(facts=facts(), arrival_rps=0.5)
+    one = assess(question, as_(Organisation.REPLICAS, question.facts))
+    with pytest.raises(ConfigError, match="20 requests come in 40 s"):
+        check(question, one, seconds=10.0, seed=0)
+
+
+def test_prompts_longer_than_engines_take_by_default_are_played() -> None:
+    long = RequestKind(input_tokens=140_000, output_tokens=2)
+    found = played(Organisation.REPLICAS, every(1, 0.0, long))
+    assert float(found.first_token_s[0]) > 10.0
 
 
 def test_stores_and_shards_are_not_played_and_other_models_are_refused() -> None:

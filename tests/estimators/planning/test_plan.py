@@ -196,6 +196,27 @@ def test_fewer_first_tokens_are_in_time_the_tighter_the_deadline() -> None:
     assert (shares[0], shares[-1]) == (0.0, 1.0)
 
 
+def test_a_deployment_that_may_not_be_so_busy_must_carry_more() -> None:
+    asked = replace(question(), ready_s=0.0, targets=Targets(most_busy=0.7))
+    assert asked.needed_rps == pytest.approx(3.5 / 0.7)
+    one = assess(asked, all_cards(asked, Organisation.SPLIT))
+    assert one.misses == {"rate": "76.8% busy, not 70% at most"}
+    bound = limits(asked, one.deployment)
+    assert bound.arrival_rps == pytest.approx(0.7 * one.deployment.per_s)
+    assert assess(replace(asked, arrival_rps=bound.arrival_rps * 0.999), one.deployment).holds
+
+
+def test_an_upper_bound_is_never_the_answer() -> None:
+    """Only ideal chunks would hold here; the first choice is still one that can be counted on, and does not."""
+    asked = replace(question(replace(EXAMPLE, output_tokens=2049)), arrival_rps=2.6, ready_s=0.0, targets=Targets())
+    found = ranked(asked)
+    assert [one for one in found if one.holds] == [
+        one for one in found if one.holds and one.deployment.organisation is Organisation.CHUNKED
+    ]
+    assert found[0].deployment.organisation is not Organisation.CHUNKED
+    assert not found[0].holds
+
+
 def test_a_fleet_that_holds_exactly_the_load_is_not_kept_up_with() -> None:
     asked = question()
     one = assess(asked, all_cards(asked, Organisation.SPLIT))

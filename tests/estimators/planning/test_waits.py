@@ -57,6 +57,10 @@ def test_the_tail_has_the_mean_it_was_made_from(mean: float, p: float) -> None:
     assert queue.longer_than(-1.0) == 1.0
 
 
+def test_millions_of_servers_are_answered_at_once_and_wait_next_to_nothing() -> None:
+    assert wait(servers=10**9, utilisation=0.9, service_s=1.0).mean_s < 1e-6
+
+
 def test_two_queues_add_up_and_are_both_free_only_together() -> None:
     both = one_after_another(Wait(1.0, 0.5), Wait(2.0, 0.5))
     assert (both.mean_s, both.probability) == (3.0, 0.75)
