@@ -71,7 +71,7 @@ class PlanCommand:
             plain = {**as_plain(report), **({"simulated": checks} if args.simulate else {})}
             print(msgspec.json.format(msgspec.json.encode(plain), indent=1).decode())
         else:
-            for table in tables(report, args.top):
+            for table in tables(report, top=args.top, width=console.width):
                 console.print(table)
             for sentence in sentences(report):
                 console.print(sentence)

@@ -235,35 +235,43 @@ def deployment_text(facts: Facts, one: Deployment) -> str:
     return f"P {cards(one.prefill) or 'none'}, D {cards(one.decode) or 'none'}"
 
 
-def tables(report: Report, top: int) -> Iterator[Table]:
-    """What fills a screen: all cards in each way, the best of all choices, and what would change the answer."""
-    facts = report.question.facts
-    yield _assessments("All cards, in each way", facts, report.whole)
+def tables(report: Report, *, top: int, width: int) -> Iterator[Table]:
+    """What fills a screen of `width` columns: all cards in each way, the best choices, what would change the answer."""
+    facts, shown = report.question.facts, WIDE if width >= ROOM_FOR_ALL else NARROW
+    yield _assessments("All cards, in each way", facts, report.whole, shown)
     rows = report.found[:top]
-    yield _assessments(f"Best {len(rows)} of {len(report.found)} choices of cards and roles", facts, rows)
+    yield _assessments(f"Best {len(rows)} of {len(report.found)} choices of cards and roles", facts, rows, shown)
     yield _changes(report)
 
 
-def _assessments(title: str, facts: Facts, rows: Iterable[Assessment]) -> Table:
+def _assessments(title: str, facts: Facts, rows: Iterable[Assessment], shown: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column("served as", min_width=26)
-    for column in ("carries, 1/s", "T_first, s", "in time", "ms a token", "start, s", "USD/1000"):
-        table.add_column(column, justify="right")
-    table.add_column("limited by")
-    table.add_column("holds")
+    table.add_column("served as")
+    for column in shown:
+        table.add_column(column, justify="left" if column in ("limited by", "holds") else "right")
     for one in rows:
-        table.add_row(
-            f"{one.deployment.organisation.value}: {deployment_text(facts, one.deployment)}",
-            _number(one.deployment.per_s),
-            _number(one.first_token_s),
-            f"{one.good_share:.0%}",
-            _number(one.pace_s * 1e3),
-            _number(one.drained_at_s),
-            _number(one.usd_per_thousand_good),
-            one.deployment.limited_by,
-            "yes" if one.holds else f"no: {', '.join(one.misses)}",
-        )
+        cells = _cells(one)
+        name = f"{one.deployment.organisation.value}: {deployment_text(facts, one.deployment)}"
+        table.add_row(name, *(cells[column] for column in shown))
     return table
+
+
+WIDE = ("1/s", "T_first, s", "in time", "ms/token", "start, s", "USD/1000", "limited by", "holds")
+NARROW = ("1/s", "T_first, s", "start, s", "USD/1000", "holds")
+ROOM_FOR_ALL = 100  # columns of the screen
+
+
+def _cells(one: Assessment) -> dict[str, str]:
+    return {
+        "1/s": _number(one.deployment.per_s),
+        "T_first, s": _number(one.first_token_s),
+        "in time": f"{one.good_share:.0%}",
+        "ms/token": _number(one.pace_s * 1e3),
+        "start, s": _number(one.drained_at_s),
+        "USD/1000": _number(one.usd_per_thousand_good),
+        "limited by": one.deployment.limited_by,
+        "holds": "yes" if one.holds else f"no: {', '.join(one.misses)}",
+    }
 
 
 def _changes(report: Report) -> Table:
