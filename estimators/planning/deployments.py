@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import product
-from math import inf
+from math import ceil, inf
 
 from estimators.hardware import Card
 from estimators.planning.pools import Group, StageTimes, Work, all_splits, per_s, stage_times
@@ -361,3 +361,35 @@ def all_deployments(facts: Facts) -> list[Deployment]:
         for organisation in organisations(facts)
     ]
     return [one for one in found if one is not None and one.per_s > 0]
+
+
+def kinds_of_lengths(
+    input_tokens: Sequence[int], output_tokens: Sequence[int], cached_tokens: Sequence[int], *, most: int = 8
+) -> tuple[RequestKind, ...]:
+    """At most `most` kinds that stand for many requests: equal numbers of them in order of length, each by its means.
+
+    cached_tokens : of each request, below its input
+    """
+    require(len(input_tokens) > 0, "input_tokens", input_tokens, "empty")
+    require(most >= 1, "most", most)
+    order = sorted(range(len(input_tokens)), key=lambda row: (input_tokens[row], output_tokens[row]))
+    size = ceil(len(order) / most)
+    return tuple(
+        _mean_kind(order[first : first + size], input_tokens, output_tokens, cached_tokens)
+        for first in range(0, len(order), size)
+    )
+
+
+def _mean_kind(
+    rows: Sequence[int], input_tokens: Sequence[int], output_tokens: Sequence[int], cached_tokens: Sequence[int]
+) -> RequestKind:
+    def mean(values: Sequence[int]) -> int:
+        return round(sum(values[row] for row in rows) / len(rows))
+
+    whole = max(1, mean(input_tokens))
+    return RequestKind(
+        input_tokens=whole,
+        output_tokens=max(1, mean(output_tokens)),
+        cached_tokens=min(mean(cached_tokens), whole - 1),
+        share=float(len(rows)),
+    )

@@ -1,4 +1,4 @@
-"""Which deployment holds a load, keeps its targets and costs least, and what would change that answer.
+"""Which deployment holds a load, keeps its targets and costs least.
 
 Model     rates as in `deployments`, every card equally busy. First token: a wait for prefill, for the link and for a
           place in a decode batch, each as M/G/c, then prefill and handoff; in time with the probability that the wait
@@ -11,7 +11,7 @@ Source    AI Infra textbook, section 9.7; queues as in `waits`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf, nan
@@ -27,7 +27,6 @@ from estimators.planning.deployments import (
     RequestKind,
     all_deployments,
     batch_on,
-    deployment,
     link_bytes_per_s,
     mean_times,
     moved_bytes,
@@ -389,116 +388,4 @@ def limits(question: Question, one: Deployment) -> Limits:
         speed=question.needed_rps / compute_rps,
         link_bytes_per_s=question.needed_rps * one.moved_bytes,
         ready_s=longest_s,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Variation:
-    """The question with one thing changed. same : the old answer now; best : the new answer, None where nothing is"""
-
-    what: str
-    same: Assessment
-    best: Assessment | None
-
-
-def variations(question: Question, chosen: Deployment) -> list[Variation]:
-    """What becomes of `chosen`, and which answer would be given, when one thing changes."""
-    found = []
-    for what, change in CHANGES.items():
-        changed = change(question)
-        if changed is None:
-            continue
-        again = _again(changed, chosen)
-        best = next(iter(ranked(changed)), None)
-        if again is not None:
-            found.append(Variation(what, assess(changed, again), best))
-    return found
-
-
-def _again(question: Question, chosen: Deployment) -> Deployment | None:
-    """The same cards in the same roles under another question."""
-    prefill = chosen.prefill if chosen.organisation.splits else None
-    return deployment(question.facts, chosen.organisation, counts=chosen.counts, prefill=prefill)
-
-
-def faster(question: Question, factor: float) -> Question:
-    """All cards that much (> 0) faster."""
-    cards = tuple(replace(kind, card=kind.card.faster(factor)) for kind in question.facts.cards)
-    return replace(question, facts=replace(question.facts, cards=cards))
-
-
-def wider(question: Question, factor: float) -> Question | None:
-    """All links that much (> 0) wider; None where there is none."""
-    facts = question.facts
-    network, peer = facts.network_bytes_per_s, facts.peer_bytes_per_s
-    if network is None and peer is None:
-        return None
-    changed = replace(
-        facts,
-        network_bytes_per_s=None if network is None else network * factor,
-        peer_bytes_per_s=None if peer is None else peer * factor,
-    )
-    return replace(question, facts=changed)
-
-
-def with_kinds(question: Question, change: Callable[[RequestKind], RequestKind]) -> Question:
-    """Every kind of request changed."""
-    kinds = tuple(change(kind) for kind in question.facts.kinds)
-    return replace(question, facts=replace(question.facts, kinds=kinds))
-
-
-def _longer_answers(kind: RequestKind) -> RequestKind:
-    return replace(kind, output_tokens=2 * kind.output_tokens)
-
-
-def _shorter_answers(kind: RequestKind) -> RequestKind:
-    return replace(kind, output_tokens=max(1, kind.output_tokens // 2))
-
-
-def _mostly_cached(kind: RequestKind) -> RequestKind:
-    """Three quarters of the input in the computing replica's own memory, or what is there already."""
-    cached = max(kind.cached_tokens, min(3 * kind.input_tokens // 4, kind.input_tokens - 1))
-    return replace(kind, cached_tokens=cached, stored_tokens=min(kind.stored_tokens, kind.input_tokens - cached))
-
-
-CHANGES: dict[str, Callable[[Question], Question | None]] = {
-    "a quarter more requests": lambda question: replace(question, arrival_rps=1.25 * question.arrival_rps),
-    "a quarter fewer requests": lambda question: replace(question, arrival_rps=0.75 * question.arrival_rps),
-    "answers twice as long": lambda question: with_kinds(question, _longer_answers),
-    "answers half as long": lambda question: with_kinds(question, _shorter_answers),
-    "three quarters of each prompt cached": lambda question: with_kinds(question, _mostly_cached),
-    "cards at 90 % of the assumed speed": lambda question: faster(question, 0.9),
-    "links half as wide": lambda question: wider(question, 0.5),
-}
-
-
-def kinds_of_lengths(
-    input_tokens: Sequence[int], output_tokens: Sequence[int], cached_tokens: Sequence[int], *, most: int = 8
-) -> tuple[RequestKind, ...]:
-    """At most `most` kinds that stand for many requests: equal numbers of them in order of length, each by its means.
-
-    cached_tokens : of each request, below its input
-    """
-    require(len(input_tokens) > 0, "input_tokens", input_tokens, "empty")
-    require(most >= 1, "most", most)
-    order = sorted(range(len(input_tokens)), key=lambda row: (input_tokens[row], output_tokens[row]))
-    size = ceil(len(order) / most)
-    return tuple(
-        _mean_kind(order[first : first + size], input_tokens, output_tokens, cached_tokens)
-        for first in range(0, len(order), size)
-    )
-
-
-def _mean_kind(
-    rows: Sequence[int], input_tokens: Sequence[int], output_tokens: Sequence[int], cached_tokens: Sequence[int]
-) -> RequestKind:
-    def mean(values: Sequence[int]) -> int:
-        return round(sum(values[row] for row in rows) / len(rows))
-
-    whole = max(1, mean(input_tokens))
-    return RequestKind(
-        input_tokens=whole,
-        output_tokens=max(1, mean(output_tokens)),
-        cached_tokens=min(mean(cached_tokens), whole - 1),
-        share=float(len(rows)),
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from estimators.planning.deployments import RequestKind
-from estimators.planning.plan import Question, kinds_of_lengths, ranked
+from estimators.planning.deployments import RequestKind, kinds_of_lengths
+from estimators.planning.plan import Question, ranked
 from loadtest.replay.bounds import ideal_cached_tokens
 from loadtest.replay.flags import number
 from loadtest.replay.formats import BadTrace, read_trace

@@ -16,18 +16,9 @@ import msgspec
 from rich.table import Table
 
 from estimators.hardware import Positive, Share
+from estimators.planning.changes import Variation, variations
 from estimators.planning.deployments import CardKind, Deployment, Facts, Organisation, RequestKind
-from estimators.planning.plan import (
-    Assessment,
-    Copies,
-    Limits,
-    Question,
-    Targets,
-    Variation,
-    copies,
-    limits,
-    variations,
-)
+from estimators.planning.plan import Assessment, Copies, Limits, Question, Targets, copies, limits
 from estimators.shape_parts import Count
 from router.errors import ConfigError
 from router.fleet import Fleet, check_fleet, completed, one_line

@@ -18,6 +18,7 @@ from estimators.planning.deployments import (
     all_deployments,
     batch_on,
     deployment,
+    kinds_of_lengths,
     mean_times,
     moved_bytes,
     organisations,
@@ -198,3 +199,13 @@ def test_one_card_cannot_be_split() -> None:
 def test_a_kind_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="is"):
         replace(PLAIN, **wrong)
+
+
+def test_kinds_of_lengths_keep_the_sums() -> None:
+    inputs, outputs, cached = [10, 2000, 40, 8000, 300], [5, 10, 15, 20, 25], [0, 1000, 39, 0, 100]
+    kinds = kinds_of_lengths(inputs, outputs, cached, most=3)
+    assert sum(kind.share for kind in kinds) == 5
+    assert sum(kind.share * kind.input_tokens for kind in kinds) == pytest.approx(sum(inputs), abs=3)
+    assert sum(kind.share * kind.output_tokens for kind in kinds) == pytest.approx(sum(outputs), abs=3)
+    assert sum(kind.share * kind.cached_tokens for kind in kinds) == pytest.approx(sum(cached), abs=3)
+    assert len(kinds_of_lengths(inputs, outputs, cached, most=1)) == 1

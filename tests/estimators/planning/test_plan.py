@@ -6,44 +6,20 @@ from math import inf, isnan
 import msgspec
 import pytest
 
-from estimators.planning.deployments import CardKind, Deployment, Facts, Organisation, RequestKind, deployment
-from estimators.planning.known import PLANNED_CARDS
+from estimators.planning.changes import faster
+from estimators.planning.deployments import (
+    Organisation,
+)
 from estimators.planning.plan import (
-    CHANGES,
     Assessment,
     Question,
     Targets,
     assess,
     copies,
-    faster,
-    kinds_of_lengths,
     limits,
     ranked,
-    variations,
-    wider,
-    with_kinds,
 )
-from estimators.shapes import QWEN3_8B
-
-EXAMPLE = RequestKind(input_tokens=8192, output_tokens=1025)
-
-
-def question(*kinds: RequestKind, price: float | None = 1.0, **targets: float) -> Question:
-    """Example 9.8: four A100 and four H20 that share 25 GB/s, 3.5 requests/s, ready after 10 s, cleared by 60 s."""
-    cards = tuple(
-        CardKind(name, msgspec.structs.replace(PLANNED_CARDS[name], usd_per_hour=price), 4) for name in ("A100", "H20")
-    )
-    facts = Facts(
-        shape=QWEN3_8B, kinds=kinds or (EXAMPLE,), cards=cards, batch=32, network_bytes_per_s=25e9, store=True
-    )
-    asked = Targets(**{"drained_by_s": 60.0, **targets})
-    return Question(facts=facts, arrival_rps=3.5, ready_s=10.0, targets=asked)
-
-
-def all_cards(asked: Question, organisation: Organisation, prefill: tuple[int, int] | None = None) -> Deployment:
-    found = deployment(asked.facts, organisation, prefill=prefill)
-    assert found is not None
-    return found
+from tests.estimators.planning.example_9_8 import EXAMPLE, all_cards, question
 
 
 def first(asked: Question) -> Assessment:
@@ -103,13 +79,6 @@ def test_pairs_that_read_the_store_again_are_limited_to_seven_a_second_by_its_li
     asked = question(EXAMPLE, replace(EXAMPLE, stored_tokens=8192))
     rates = all_cards(asked, Organisation.SPLIT_STORE).rates_rps
     assert rates["link"] / 2 == pytest.approx(6.9, abs=0.05)
-
-
-def test_at_nine_tenths_of_the_speed_the_start_is_cleared_too_late() -> None:
-    asked = faster(question(), 0.9)
-    one = assess(asked, all_cards(asked, Organisation.SPLIT))
-    assert one.drained_at_s == pytest.approx(68.5, abs=0.6)
-    assert one.misses == {"start": "backlog gone after 68.4 s, not 60 s"}
 
 
 @pytest.mark.parametrize("factor", [0.999, 1.001])
@@ -222,42 +191,6 @@ def test_a_fleet_that_holds_exactly_the_load_is_not_kept_up_with() -> None:
     one = assess(asked, all_cards(asked, Organisation.SPLIT))
     level = replace(asked, arrival_rps=one.deployment.per_s, targets=Targets(), ready_s=0.0)
     assert copies(level, one).steady == 2
-
-
-def test_every_change_is_shown_with_the_old_answer_and_the_new_one() -> None:
-    asked = question()
-    found = variations(asked, first(asked).deployment)
-    assert [one.what for one in found] == list(CHANGES)
-    slower = next(one for one in found if one.what.startswith("cards at 90"))
-    assert slower.same.drained_at_s == pytest.approx(68.5, abs=0.6)
-    cached = next(one for one in found if one.what.startswith("three quarters"))
-    assert cached.same.drained_at_s == pytest.approx(43.2, abs=0.06)
-    assert cached.best is not None
-    assert cached.best.holds
-
-
-def test_without_links_no_change_of_links_is_shown() -> None:
-    asked = question()
-    lonely = replace(asked, facts=replace(asked.facts, network_bytes_per_s=None, store=False))
-    assert wider(lonely, 0.5) is None
-    assert "links half as wide" not in [
-        one.what for one in variations(lonely, all_cards(lonely, Organisation.REPLICAS))
-    ]
-
-
-def test_kinds_of_lengths_keep_the_sums() -> None:
-    inputs, outputs, cached = [10, 2000, 40, 8000, 300], [5, 10, 15, 20, 25], [0, 1000, 39, 0, 100]
-    kinds = kinds_of_lengths(inputs, outputs, cached, most=3)
-    assert sum(kind.share for kind in kinds) == 5
-    assert sum(kind.share * kind.input_tokens for kind in kinds) == pytest.approx(sum(inputs), abs=3)
-    assert sum(kind.share * kind.output_tokens for kind in kinds) == pytest.approx(sum(outputs), abs=3)
-    assert sum(kind.share * kind.cached_tokens for kind in kinds) == pytest.approx(sum(cached), abs=3)
-    assert len(kinds_of_lengths(inputs, outputs, cached, most=1)) == 1
-
-
-def test_changes_of_kinds_reach_every_kind() -> None:
-    asked = with_kinds(question(EXAMPLE, EXAMPLE), lambda kind: replace(kind, output_tokens=7))
-    assert [kind.output_tokens for kind in asked.facts.kinds] == [7, 7]
 
 
 def test_a_start_longer_than_its_target_is_refused() -> None:

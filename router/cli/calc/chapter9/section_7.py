@@ -11,9 +11,10 @@ from estimators.cost import fleet_per_thousand_usd
 from estimators.hardware import Card
 from estimators.planning.affinity import chain_s
 from estimators.planning.backlog import StartUp, service_to_drain_rps
+from estimators.planning.changes import faster
 from estimators.planning.deployments import CardKind, Deployment, Facts, Organisation, RequestKind, deployment
 from estimators.planning.known import DEEPSEEK_V3, PLANNED_CARDS
-from estimators.planning.plan import Copies, Question, Targets, assess, copies, faster
+from estimators.planning.plan import Copies, Question, Targets, assess, copies
 from estimators.planning.storage import Saving
 from estimators.roofline import Roofline
 from estimators.shape_costs import costs_of
