@@ -4,7 +4,7 @@ Model     three plays: all requests at once (what is carried), Poisson arrivals 
           arrivals with the start before them: its backlog is gone when no more wait for a first token than without it.
           How engines are made of the plan's cards, and who gets which request: `plan_play`. What is left of a
           difference is chunks of prefill beside decodes, attention slower than matrix products, time per step, queues
-Valid     deployments that `playable` lets through
+Valid     deployments that are not `unplayable`
 Blind to  how far a difference would be on real cards: nobody has held the simulated engines against one
 """
 
@@ -53,9 +53,11 @@ ROWS = {
 }
 
 
-def playable(facts: Facts, chosen: Deployment) -> bool:
-    """Whether the engines can play it: a store's traffic they cannot."""
-    return not chosen.organisation.uses_store and facts.cards_each == 1
+def unplayable(facts: Facts, chosen: Deployment) -> str | None:
+    """Why the engines cannot play it; None where they can."""
+    if chosen.organisation.uses_store:
+        return "writes to a store cost the simulated engines nothing"
+    return None if facts.cards_each == 1 else "the simulated engines are on one card each"
 
 
 def check(question: Question, one: Assessment, *, seconds: float, seed: int) -> Check:

@@ -10,12 +10,22 @@ import msgspec
 from rich.console import Console
 
 from estimators.planning.deployments import RequestKind, kinds_of_lengths
-from estimators.planning.plan import Question, ranked
+from estimators.planning.plan import Assessment, Question, ranked
 from loadtest.replay.bounds import ideal_cached_tokens
 from loadtest.replay.flags import number
 from loadtest.replay.formats import BadTrace, read_trace
-from loadtest.replay.plan_check import Check, check, check_table, playable
-from router.cli.plan import as_plain, kinds_of, question_of, read_fleet, read_workload, report_of, sentences, tables
+from loadtest.replay.plan_check import Check, check, check_table, unplayable
+from router.cli.plan import (
+    as_plain,
+    deployment_text,
+    kinds_of,
+    question_of,
+    read_fleet,
+    read_workload,
+    report_of,
+    sentences,
+    tables,
+)
 from router.errors import ConfigError
 
 DEFAULT_TOP, DEFAULT_SECONDS = 8, 240.0
@@ -66,7 +76,7 @@ class PlanCommand:
         except ValueError as exc:
             raise ConfigError(str(exc)) from exc
         console = Console()
-        checks = checks_of(question, args, console) if args.simulate else []
+        checks = checks_of(question, report.found, args, console) if args.simulate else []
         if args.json:
             plain = {**as_plain(report), **({"simulated": checks} if args.simulate else {})}
             print(msgspec.json.format(msgspec.json.encode(plain), indent=1).decode())
@@ -75,7 +85,8 @@ class PlanCommand:
                 console.print(table)
             for sentence in sentences(report):
                 console.print(sentence)
-            show_checks(console, question, checks)
+            if args.simulate:
+                show_checks(console, question, report.found, checks)
         return 0 if report.first.holds else EXIT_NOTHING_HOLDS
 
 
@@ -114,18 +125,26 @@ def kinds_of_trace(path: Path) -> tuple[Sequence[RequestKind], float]:
     return kinds, (len(rows) - 1) / span_s
 
 
-def checks_of(question: Question, args: argparse.Namespace, console: Console) -> list[Check]:
+def checks_of(
+    question: Question, found: Sequence[Assessment], args: argparse.Namespace, console: Console
+) -> list[Check]:
     """The first choices that simulated engines can play, played. Raises ConfigError where the model cannot be."""
-    chosen = [one for one in ranked(question) if playable(question.facts, one.deployment)][: args.simulate]
+    chosen = [one for one in found if unplayable(question.facts, one.deployment) is None][: args.simulate]
     with console.status("playing the first choices", spinner="dots"):
         return [check(question, one, seconds=args.seconds, seed=args.seed) for one in chosen]
 
 
-def show_checks(console: Console, question: Question, checks: Sequence[Check]) -> None:
+def show_checks(console: Console, question: Question, found: Sequence[Assessment], checks: Sequence[Check]) -> None:
+    """Each play beside its formula, and which better choices could not be played."""
     for one in checks:
         console.print(check_table(question.facts, one))
         for sentence in one.parts:
             console.print(sentence)
+    for choice in found[: len(checks) or 1]:
+        why = unplayable(question.facts, choice.deployment)
+        if why is not None:
+            name = deployment_text(question.facts, choice.deployment)
+            console.print(f"Not played: {choice.deployment.organisation.value}, {name}: {why}.")
 
 
 COMMAND = PlanCommand()

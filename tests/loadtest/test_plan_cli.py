@@ -90,6 +90,19 @@ def test_the_first_choice_is_played_beside_its_formula(tmp_path: Path, capsys: p
     assert "requests played" in capsys.readouterr().out
 
 
+def test_a_first_choice_that_cannot_be_played_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = changed(
+        tmp_path,
+        "rate_rps: 7\nbatch: 32\nrequests:\n"
+        "  - {input_tokens: 8192, output_tokens: 129}\n"
+        "  - {input_tokens: 8192, output_tokens: 129, stored_tokens: 8192}\n",
+    )
+    assert main(["plan", "--fleet", FLEET, "--workload", pairs, "--simulate", "1", "--seconds", "5"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "First choice: P-D by store" in shown
+    assert "Not played: P-D by store" in shown
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -12,8 +12,9 @@ import pytest
 from estimators.planning.deployments import CardKind, Deployment, Facts, Organisation, RequestKind, deployment
 from estimators.planning.known import DEEPSEEK_V3, PLANNED_CARDS
 from estimators.planning.plan import Question, Targets, assess
+from estimators.shape_parts import Shards
 from estimators.shapes import QWEN3_8B
-from loadtest.replay.plan_check import check, playable
+from loadtest.replay.plan_check import check, unplayable
 from loadtest.replay.plan_play import Asked, Play, Played, engines_of
 from router.errors import ConfigError
 from sim_backends.service_times import Constants
@@ -151,8 +152,10 @@ def test_prompts_longer_than_engines_take_by_default_are_played() -> None:
 
 def test_stores_and_shards_are_not_played_and_other_models_are_refused() -> None:
     asked = facts(store=True)
-    assert playable(asked, as_(Organisation.SPLIT, asked))
-    assert not playable(asked, as_(Organisation.SPLIT_STORE, asked))
+    assert unplayable(asked, as_(Organisation.SPLIT, asked)) is None
+    assert "store" in str(unplayable(asked, as_(Organisation.SPLIT_STORE, asked)))
+    sharded = replace(asked, shape=msgspec.structs.replace(QWEN3_8B, shards=Shards(tensor=2)))
+    assert "one card" in str(unplayable(sharded, as_(Organisation.SPLIT, sharded)))
     with pytest.raises(ConfigError, match="experts"):
         engines_of(replace(asked, shape=DEEPSEEK_V3), as_(Organisation.SPLIT, asked))
     windows = msgspec.structs.replace(QWEN3_8B, pattern=("window",), window=4096)

@@ -144,10 +144,18 @@ def answer(
         Value("copies_steady", many.steady, "times these cards, to keep up"),
         Value("copies_in_time", many.in_time, "times these cards, to clear the start in time"),
         Value("resident_gib", resident_bytes(facts.shape, work) / GIB, "GiB: weights, a full batch, one arriving"),
+        Value("batch_states_gib", _batch_states(facts, kind) / GIB, "GiB: states of a full batch, one arriving"),
         Value("state_gib", state / GIB, "GiB handed over"),
         Value("pool_states", int(pool_gib * GIB // state), "states in the store"),
     ]
     return Answer(values, [_table(asked, found, reuses)])
+
+
+def _batch_states(facts: Facts, kind: RequestKind) -> float:
+    """Bytes of a full batch at its longest and of one arriving, in the state that is handed over."""
+    costs = facts.state_costs
+    longest = float(costs.kv_bytes(float(kind.input_tokens + kind.output_tokens - 1)))
+    return facts.batch * longest + float(costs.kv_bytes(float(kind.input_tokens)))
 
 
 def _ways(facts: Facts, prefill: tuple[int, ...] | None) -> list[Deployment]:

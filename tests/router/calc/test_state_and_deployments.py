@@ -41,6 +41,14 @@ def test_replicas_leave_59_requests_after_a_minute_and_a_full_batch_fits_the_h20
     assert plain["replicas_drained_at_s"] == "never"
 
 
+@pytest.mark.parametrize(("state", "gib"), [("qwen3-8b", 41.6), ("deepseek-v3", 19.8)])
+def test_a_compact_state_leaves_half_of_a_batchs_memory(
+    state: str, gib: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = said(capsys, "deployments", "--state-model", state)
+    assert found["batch_states_gib"] == pytest.approx(gib, abs=0.06)
+
+
 def test_a_link_as_wide_as_the_state_makes_one_request_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     narrow = said(capsys, "deployments", "--link-gb-s", "1.207959552")
     assert narrow["split_per_s"] == pytest.approx(1.0)
