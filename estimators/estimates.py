@@ -24,6 +24,7 @@ from estimators.ranges import require
 from estimators.request import RequestFacts
 from estimators.routes import DISK, HOST, NO_LINK, PEER, STORE, Held, Routes, Rows
 from estimators.shape_costs import ShapeCosts
+from estimators.told import narrow
 from estimators.view import Column, FleetView
 from estimators.whereabouts import Whereabouts, unknown_ages
 
@@ -105,6 +106,8 @@ class Estimator:
         if self._few is not None and discipline is Discipline.OVERLAPPED and self.space is None:
             few = self._few.estimate(request, held, peers, view, around, now_s)
             few.put_off = self.put_off_s
+            if view.told is not None:
+                narrow(few, view.told, view)
             return few
         paths, prompt = where.paths, float(max(request.prompt_tokens, 1))
         reused = where.reused_tokens(held, peers, block_tokens=request.block_tokens, prompt=prompt)
@@ -142,7 +145,7 @@ class Estimator:
         remaining = decoding - view.decode_batch
         remaining *= around.others_output_tokens
         remaining += view.remaining_tokens
-        return Estimates(
+        estimates = Estimates(
             possible=possible,
             reused_tokens=reused[:paths],
             queue_s=queue,
@@ -171,6 +174,9 @@ class Estimator:
             held=held,
             put_off=self.put_off_s,
         )
+        if view.told is not None:
+            narrow(estimates, view.told, view)
+        return estimates
 
     def work_s(self, row: int, new_tokens: float, cached_tokens: float, view: FleetView) -> tuple[float, float]:
         """Linear and attention seconds, at the roofline, of computing tokens on one replica; output head excluded."""

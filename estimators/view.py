@@ -6,6 +6,7 @@ The `Dispatcher` owns and updates it in place; nobody keeps a reference past the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ from estimators.first_token import Discipline
 from estimators.prefill_features import FEATURES, prior_coefficients
 from estimators.ranges import require
 from estimators.roofline import Rates
+
+if TYPE_CHECKING:
+    from estimators.told import Told
 
 Column = npt.NDArray[np.float64]
 
@@ -99,6 +103,7 @@ class FleetView:
         occupancy : KV memory in use over the context booked there, which is below 1 where requests share blocks
         samples (int64) : first tokens the replica's prefill corrections rest on
         disciplines : what each replica does about a fetch, a list; limit_s : patience of the time-limited ones
+    told : what each replica can be told now, see `told.py`; None: all that is possible
     """
 
     def __init__(self, names: Sequence[str], rates: Sequence[Rates]) -> None:
@@ -154,6 +159,7 @@ class FleetView:
         self.samples = np.zeros(rows, dtype=np.int64)
         self.disciplines: list[Discipline] = [Discipline.OVERLAPPED] * rows
         self.limit_s = np.zeros(rows)
+        self.told: Told | None = None
         self._begin(slice(None))
 
     def renew(

@@ -37,7 +37,7 @@ class EndToEnd(Measured):
         *,
         own_pace: float = 0.3,
         queue_behind: float = 1.0,
-        running_decodes: float = 0.1,
+        running_decodes: float = 0.2,
         fetch: float = 1.0,
         **common: Unpack[Common],
     ) -> None:
