@@ -121,6 +121,9 @@ class Gateway:
                 self._experiments.reload(read().experiment)
             except ConfigError as exc:
                 log.warning("the experiment stays as it was: %s", exc)
+            else:
+                if self._experiments.active:
+                    log.info("the experiment was read again; its arms are %s", ", ".join(self._experiments.arms))
         if self._keys is not None:
             self._keys.reload()
         if self._tls is not None and self._config.tls is not None:

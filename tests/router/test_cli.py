@@ -225,6 +225,28 @@ def test_sighup_reads_the_keys_again_and_the_router_goes_on(tmp_path: Path) -> N
         assert process.wait(timeout=10) == 0
 
 
+def test_sighup_takes_over_other_arms_and_keeps_the_old_ones_when_it_cannot(tmp_path: Path) -> None:
+    file = tmp_path / "tfirst.yaml"
+    ports = f"worker_urls: ['{URL}'], host: 127.0.0.1, port: 0, admin_host: 127.0.0.1, admin_port: 0"
+    file.write_text(f"{{{ports}, experiment: {{arms: {{a: {{}}}}}}}}")
+    command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while not process.stdout.readline().startswith("admin"):
+            assert process.poll() is None, process.stderr.read()
+        for arms, says in (
+            ("{a: {}, b: {policy: {name: ttft}}}", "its arms are a, b"),
+            ("{a: {policy: {name: nonsense}}}", "the experiment stays as it was: there is no policy 'nonsense'"),
+        ):
+            file.write_text(f"{{{ports}, experiment: {{arms: {arms}}}}}")
+            process.send_signal(signal.SIGHUP)
+            while says not in process.stderr.readline():
+                assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_router_cleanly_even_with_no_replica_up(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "router.cli.main", "serve", "--worker-urls", URL, "--host", "127.0.0.1"]
