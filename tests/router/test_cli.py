@@ -175,12 +175,17 @@ def test_broken_yaml_is_one_line(tmp_path: Path) -> None:
     assert str(path) in one_sentence(done)
 
 
-def test_a_fleet_that_waits_to_be_directed_is_refused(tmp_path: Path) -> None:
+def test_a_fleet_that_waits_to_be_directed_must_say_how(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("fetch: {by: directed}\nreplicas: [{name: a, url: 'http://127.0.0.1:9'}]\n")
     done = tfirst("serve", "--fleet", str(path), "--check")
     assert done.returncode == 2
-    assert "replay" in one_sentence(done)
+    assert "`told`" in one_sentence(done)
+    parts = "links: {nic: {gb_s: 10}}\npeers: {link: nic}\ntold: {peer: header}\n"
+    path.write_text(parts + path.read_text())
+    done = tfirst("serve", "--fleet", str(path), "--check")
+    assert done.returncode == 0
+    assert "told      a: peers by header, store looked up by itself" in done.stdout
 
 
 def test_settings_a_policy_does_not_have_are_one_sentence(tmp_path: Path) -> None:
