@@ -164,7 +164,9 @@ class Gateway:
             answers=self._beside.answers,
             written=self._beside.written,
             every_candidate=False,
-            forecasts=self._writer is not None or self._config.state.path is not None,
+            forecasts=self._writer is not None
+            or self._config.state.path is not None
+            or self._fleet.says_how_told,  # who is told a path needs one
         )
         self._experiments = self._core.experiments
         self._start_directing()

@@ -126,6 +126,29 @@ async def test_a_service_that_is_down_is_a_failure() -> None:
         await use.results_are("failed")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"rubbish\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+    ],
+)
+async def test_a_service_that_breaks_off_is_a_failure(said: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, bench(url=f"http://127.0.0.1:{port}") as use:
+        use.hint()
+        await use.results_are("failed")
+
+
 async def test_a_service_that_does_not_answer_is_given_up() -> None:
     async with bench(timeout_s=0.05) as use:
         use.lmcache.release.clear()
