@@ -169,8 +169,10 @@ class Directions:
         if means is None:
             return self.over(sent)
         if means not in _WITH_REQUEST:
-            _note(sent, means)
-            return self._aside_for(self._hint(sent, means, sent.row, sent.source), now_s)
+            asides = self._aside_for(self._hint(sent, means, sent.row, sent.source), now_s)
+            if sent.request.request_id in self._open:
+                _note(sent, means)
+            return asides
         source = None if sent.source is None else self.listeners[self._rows[sent.source]]
         if source is None:
             return self.over(sent)

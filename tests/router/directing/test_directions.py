@@ -262,6 +262,20 @@ def test_a_service_that_fails_is_asked_no_more_and_nothing_is_expected_of_it() -
     assert fleet.send(10.0, request_id="later").path is Path.REMOTE
 
 
+def test_who_is_placed_while_the_service_rests_is_not_said_to_have_been_told() -> None:
+    """What it has of the prompt itself is used all the same, so the path stays; it is just not pinned."""
+    fleet = ahead(ToldSpec(own="pin", store="never"))
+    hint = Hint(Means.PIN, a_request(), 0)
+    for _ in range(MOST_FAILURES):
+        fleet.directions.reported(hint, "failed", 0.0)
+    sent = fleet.send()
+    sent.path = Path.HOST
+    assert fleet.directions.directed([sent], 0.1) == []
+    assert receipt_of(sent).directed is None
+    assert [type(aside) for aside in fleet.directions.directed([sent], 0.1 + FIRST_REST_S)] == [Hint]
+    assert receipt_of(sent).directed == "pin"
+
+
 def test_replicas_are_told_nothing_aside_where_nobody_would() -> None:
     bench = Bench("A100", "A100", where=held([0, 0], BLOCKS), estimator=an_estimator(2, decides=False))
     listeners = [Listener(f"a100-{row}", ToldSpec(store="prefetch"), "h", 1) for row in range(2)]
