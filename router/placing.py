@@ -149,14 +149,13 @@ class Placer:
         notes = Notes(estimates, choice, held, self._view, now_s)
         note_choice(receipt, choice, estimates)
         note_chosen(notes.chosen, booking, self._view, self._learning, now_s)
-        if self._experiments is not None and self._experiments.active:
+        if self._experiments is not None and self._experiments.active and request.generates:
             receipt.shadows = self._experiments.shadows(request, self._view, estimates)
         if request.explain:
             receipt.candidates, receipt.chosen = notes.candidates()
         receipt.placed_s = now_s - arrived_at_s
         receipt.attempts += 1
         replica = self._replicas[choice.row]
-        peer = estimates.peers[choice.row] if choice.path is Path.PEER and estimates.peers is not None else None
         promised, room = self._promise(choice, estimates, now_s)
         leaves = request.generates and bool(request.chain)
         return Send(
@@ -165,7 +164,7 @@ class Placer:
             replica=replica.name,
             base_url=replica.base_url,
             path=choice.path,
-            source=None if peer is None else self._replicas[int(peer)].name,
+            source=self.source_of(choice, estimates),
             attempt=receipt.attempts,
             explain=receipt.summary() if request.explain else None,
             placement=Placement(
@@ -180,6 +179,12 @@ class Placer:
                 expected=self._holdings.expect(choice.row, request.chain, now_s) if leaves else None,
             ),
         )
+
+    def source_of(self, choice: Choice, estimates: Estimates) -> str | None:
+        """Name of the replica that `choice` reads from; None where it reads from none."""
+        if choice.path is not Path.PEER or estimates.peers is None:
+            return None
+        return self._replicas[int(estimates.peers[choice.row])].name
 
     def first_token(self, placement: Placement, now_s: float) -> None:
         """Its first token was seen: its prefill and its fetch are over."""
