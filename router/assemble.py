@@ -36,6 +36,7 @@ from router.placing import Replica
 from router.plain import PlainDispatcher, reads_estimates
 from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
+from router.prompts.reader import LARGEST_WALK
 from router.receipts import Receipt
 from router.signals.looked_up import Answers
 from router.signals.written_store import WrittenStore
@@ -130,7 +131,14 @@ def assemble(
     chunks = config.prompts.source == "bytes"
     field = config.admission.tenant_header
     tenant_field = None if field is None else field.lower().encode("ascii")
-    prompts = PromptReader(block_tokens, names, characters_per_token, chunks=chunks, tenant_field=tenant_field)
+    prompts = PromptReader(
+        block_tokens,
+        names,
+        characters_per_token,
+        chunks=chunks,
+        tenant_field=tenant_field,
+        largest_walk=LARGEST_WALK if estimated or chunks else 0,
+    )
     return Core(dispatcher, directory, prompts, names)
 
 

@@ -7,8 +7,9 @@ rather than guess, and the engine remains the judge of every field not needed he
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from estimators.request import RequestFacts
@@ -76,6 +77,7 @@ class PromptReader:
     characters_per_token : how text is sized; somebody else teaches it
     chunks : whether text that nobody tokenises gets blocks of text, see `chunks.py`
     tenant_field : lower-case name of the field that says for whom a request is; None: nobody says
+    largest_walk : bytes of JSON that are looked into to size their text; 0 where lengths matter to nobody
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class PromptReader:
         *,
         chunks: bool = False,
         tenant_field: bytes | None = None,
+        largest_walk: int = LARGEST_WALK,
     ) -> None:
+        self._largest_walk = largest_walk
         self._tenant_field = tenant_field
         self.block_tokens = block_tokens
         self._names = names or ModelNames()
@@ -120,8 +124,8 @@ class PromptReader:
             return wishes
         model = fields.model or ""
         base, adapter = self._names.resolve(model)
-        identity = Identity(base, adapter=adapter, salt=salt_of(fields), block_tokens=self.block_tokens)
-        return Question(head, fields, request_id_of(head), model, base, identity.root(), wishes)
+        root = root_of(base, adapter, salt_of(fields), self.block_tokens)
+        return Question(head, fields, request_id_of(head), model, base, root, wishes)
 
     def by_ids(self, question: Question, ids: memoryview) -> RequestFacts | Refuse | None:
         """Facts of a prompt given as token ids; None when they are something else after all."""
@@ -157,7 +161,7 @@ class PromptReader:
         size : its characters, and whether text is all there is; looked for in the body when None
         scored : whether it may get blocks of text
         """
-        characters, pure = size if size is not None else size_of(question.fields)
+        characters, pure = size if size is not None else size_of(question.fields, self._largest_walk)
         tokens = self._characters_per_token.tokens_in(characters)
         chain = self._chunks_of(question, tokens) if scored else []
         return self._facts(
@@ -229,12 +233,23 @@ class PromptReader:
         )
 
 
-def size_of(fields: Body) -> tuple[int, bool]:
-    """Characters of text in a prompt, and whether text is all there is; a very long field counts by its length."""
-    walked = {name: view for name in PROMPT_FIELDS if len(view := fields.raw(name))}
-    long = [name for name, view in walked.items() if len(view) > LARGEST_WALK]
-    unread = sum(len(walked.pop(name)) for name in long)
-    return characters_of(walked, len(fields.raw("tools")) + unread)
+def size_of(fields: Body, largest_walk: int = LARGEST_WALK) -> tuple[int, bool]:
+    """Characters of text in a prompt, and whether text is all there is.
+
+    largest_walk : bytes of a field that is looked into; a longer one counts by its length
+    """
+    walked = fields.given(PROMPT_FIELDS)
+    unread = 0
+    for name in [name for name, view in walked.items() if len(view) > largest_walk]:
+        unread += len(walked.pop(name))
+    characters, pure = characters_of(walked, len(fields.raw("tools")) + unread)
+    return characters, pure and not unread
+
+
+@lru_cache(maxsize=1024)
+def root_of(model: str, adapter: str, salt: str, block_tokens: int) -> int:
+    """`Identity.root` of prompts; few are met again and again."""
+    return Identity(model, adapter=adapter, salt=salt, block_tokens=block_tokens).root()
 
 
 def ids_in_sample(ids: memoryview) -> int:
@@ -245,7 +260,7 @@ def ids_in_sample(ids: memoryview) -> int:
 
 def request_id_of(head: Head) -> str:
     """The client's id of a request, or a new one."""
-    return text_of(head.get(b"x-request-id")) or secrets.token_hex(16)
+    return text_of(head.get(b"x-request-id")) or os.urandom(16).hex()
 
 
 def session_of(head: Head, said: object) -> str | None:
