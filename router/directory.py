@@ -231,12 +231,15 @@ class Directory:
 
     # What the router itself knows
 
-    def sent(self, row: int, hashes: Sequence[int], now_s: float) -> None:
-        """A prompt was sent to `row`; matters only where the row's content is guessed (`add_routed`)."""
+    def sent(self, row: int, hashes: Sequence[int], now_s: float, *, each: int = 1) -> None:
+        """A prompt was sent to `row`; matters only where the row's content is guessed (`add_routed`).
+
+        each : blocks of `block_tokens` that one of these stands for, >= 1
+        """
         routed = self._routed.get(row)
         if routed is not None and len(hashes):
             self._now_s = max(self._now_s, now_s)
-            routed.sent(hashes, now_s, self._totals)
+            routed.sent(hashes, now_s, self._totals, each=each)
 
     def expect(self, row: int, hashes: Sequence[int], now_s: float) -> int:
         """A request in flight will leave these blocks on `row`. Returns its number, for `cancel`.

@@ -38,9 +38,14 @@ class Holdings(Protocol):
         """That request will leave nothing more; no effect when that is known already."""
         return
 
-    def computed(self, row: int, chain: list[int], now_s: float) -> None:
-        """The prefill of `chain` on `row` is over."""
+    def computed(self, row: int, chain: list[int], now_s: float, *, block_tokens: int) -> None:
+        """The prefill of `chain` on `row` is over; it has blocks of `block_tokens`."""
         return
+
+    def blocks_in(self, block_tokens: int) -> int:
+        """Blocks of the pool that one of `block_tokens` stands for, >= 1."""
+        del block_tokens
+        return 1
 
     def reused(self, row: int, chain: list[int], blocks: int, now_s: float, *, since_s: float) -> None:
         """`row` reused `blocks` of `chain`, all of which it was believed at `since_s` to have by itself."""
@@ -91,8 +96,12 @@ class DirectoryHoldings(Holdings):
     def cancel(self, number: int) -> None:
         self._directory.cancel(number)
 
-    def computed(self, row: int, chain: list[int], now_s: float) -> None:
-        self._directory.sent(row, chain, now_s)
+    def computed(self, row: int, chain: list[int], now_s: float, *, block_tokens: int) -> None:
+        self._directory.sent(row, chain, now_s, each=self.blocks_in(block_tokens))
+
+    def blocks_in(self, block_tokens: int) -> int:
+        """Blocks of the pool that one of `block_tokens` stands for, >= 1."""
+        return max(1, block_tokens // self._directory.block_tokens)
 
     def reused(self, row: int, chain: list[int], blocks: int, now_s: float, *, since_s: float) -> None:
         self._directory.reused(row, chain, blocks, now_s, since_s=since_s)

@@ -205,7 +205,8 @@ class Placer:
         """Its prefill is over, so its blocks are there; where events come they say it too."""
         if placement.expected is not None and not placement.computed:
             placement.computed = True
-            self._holdings.computed(placement.booking.row, placement.booking.request.chain, now_s)
+            request = placement.booking.request
+            self._holdings.computed(placement.booking.row, request.chain, now_s, block_tokens=request.block_tokens)
 
     def _give_back(self, placement: Placement) -> None:
         if placement.room is not None and self._estimator.space is not None:

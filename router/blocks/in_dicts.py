@@ -165,6 +165,11 @@ class DictIndex:
         return list(self._keys)
 
 
+def _same(blocks: Mapping[int, int], known: Mapping[int, int], copies: Mapping[int, int]) -> bool:
+    """Whether all these keys are there already, in this tier and for these blocks."""
+    return copies.keys() >= blocks.keys() and list(map(known.get, blocks)) == list(blocks.values())
+
+
 class _Book:
     """One publisher."""
 
@@ -248,6 +253,8 @@ class InDicts:
             if known.keys().isdisjoint(blocks):  # the rule, and a third of the cost
                 known.update(blocks)
                 copies.update(dict.fromkeys(blocks, 1))
+            elif claims.one_copy and _same(blocks, known, copies):
+                new = {}
             else:
                 new = self._hold_again(tier, claims, blocks, done)
             self.index.add(tier, book.bit, new)

@@ -9,8 +9,8 @@ Errors    both ways: this is a guess, and `Match.approximate` says so
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from itertools import islice
 
 from estimators.tiers import Tier
 from router.blocks.ledger import Ledger
@@ -29,18 +29,24 @@ class Routed:
         self.claims = claims
         self._ledger = ledger
         self._capacity = capacity
-        self._by_use: dict[int, None] = {}  # least recently used first
+        self._by_use: OrderedDict[int, int] = OrderedDict()  # least recently used first, and what each takes
+        self._taken = 0  # by all of them
 
-    def sent(self, hashes: Sequence[int], now_s: float, done: Applied) -> None:
-        """A prompt with this chain was sent at `now_s`."""
+    def sent(self, hashes: Sequence[int], now_s: float, done: Applied, *, each: int = 1) -> None:
+        """A prompt with this chain was sent at `now_s`. each : blocks of the engine that one of the chain stands for"""
         self.claims.last_event_s = now_s
         by_use = self._by_use
-        kept = hashes[: self._capacity]
-        for block in reversed(kept):  # the tail goes first, as engines free it
-            by_use.pop(block, None)
-            by_use[block] = None
+        kept = hashes[: self._capacity // each]
+        # Blocks it had and others apart: either kind is taken in at once, a mixture one after the other.
+        fresh = {block: block for block in kept if block not in by_use}
+        again = {block: block for block in kept if block in by_use}
+        by_use.update(dict.fromkeys(fresh, each))
+        self._taken += each * len(fresh)
+        deque(map(by_use.move_to_end, reversed(kept)), maxlen=0)  # the tail goes first, as engines free it
         self._evict(done)
-        self._ledger.hold(Tier.HBM, [(self.claims, {block: block for block in kept}, 0)], done)
+        for blocks in (fresh, again):
+            if blocks:
+                self._ledger.hold(Tier.HBM, [(self.claims, blocks, 0)], done)
 
     def resize(self, capacity: int, done: Applied) -> None:
         """The engine said how many blocks it has, >= 1."""
@@ -51,11 +57,13 @@ class Routed:
         """The replica restarted or emptied its cache."""
         self.claims.clear()
         self._by_use.clear()
+        self._taken = 0
 
     def _evict(self, done: Applied) -> None:
-        excess = len(self._by_use) - self._capacity
-        if excess > 0:
-            gone = list(islice(self._by_use, excess))
-            for block in gone:
-                del self._by_use[block]
+        gone = []
+        while self._taken > self._capacity:
+            block, each = self._by_use.popitem(last=False)
+            self._taken -= each
+            gone.append(block)
+        if gone:
             self._ledger.release(Tier.HBM, [(self.claims, gone)], done)

@@ -34,7 +34,7 @@ from router.prompts.sizes import CharactersPerToken, characters_of
 from router.prompts.wishes import Wishes, wishes_of
 from router.routes import Route, classify
 from router.tokenizing.asked import Form, Tokenised, Wanted, tokenised
-from router.tokenizing.chunks import chunk_chain
+from router.tokenizing.chunks import BLOCKS_IN_A_CHUNK, chunk_chain
 
 LARGEST_WALK = 4 * 1024 * 1024  # bytes of JSON that are looked into; above, its length stands for its text
 _SAMPLE_BYTES = 64 * 1024
@@ -194,7 +194,8 @@ class PromptReader:
         if not self._chunks:
             return []
         parts = text_parts(question.fields)
-        return chunk_chain(question.root, parts, block_tokens=self.block_tokens, prompt_tokens=tokens)
+        block_tokens = BLOCKS_IN_A_CHUNK * self.block_tokens
+        return chunk_chain(question.root, parts, block_tokens=block_tokens, prompt_tokens=tokens)
 
     def _facts(
         self,
@@ -224,7 +225,7 @@ class PromptReader:
             continues=continued_by(fields),
             explain=head.get(b"x-tfirst-explain") == b"1",
             path=head.path,
-            block_tokens=self.block_tokens,
+            block_tokens=self.block_tokens * (BLOCKS_IN_A_CHUNK if chain_of_text else 1),
             session=session_of(head, fields.session_id),
             client=head.client,
             priority=question.wishes.priority,

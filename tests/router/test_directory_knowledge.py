@@ -323,6 +323,19 @@ def test_a_prompt_longer_than_the_replica_leaves_its_head() -> None:
     assert directory.match(CHAIN).hbm_blocks.tolist() == [10]
 
 
+def test_blocks_that_stand_for_several_take_as_much_room() -> None:
+    directory = Directory(BLOCK, 1)
+    directory.add_routed(0, MODEL, 300)
+    directory.sent(0, CHAIN, 1.0, each=4)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [75]
+    directory.sent(0, chain_of(Q)[:100], 2.0)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [50]
+    assert directory.match(chain_of(Q)).hbm_blocks.tolist() == [100]
+    directory.sent(0, [*CHAIN[:50], *chain_of(Q)[200:206]], 3.0)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [50]
+    assert directory.match(chain_of(Q)).hbm_blocks.tolist() == [94]
+
+
 def test_an_adapter_that_is_gone_takes_what_was_guessed_and_expected_with_it() -> None:
     directory = Directory(BLOCK, 2)
     for row in range(2):

@@ -134,13 +134,14 @@ def test_sampling_parameters_do_not_split_a_text_prefix(changed: dict[str, Any])
 
 
 def test_conversations_share_blocks_of_text_as_far_as_their_messages_are_the_same() -> None:
-    messages = [{"role": "user", "content": "x" * 1000}]
+    messages = [{"role": "user", "content": "x" * 4000}]
     head = FakeHead("/v1/chat/completions")
     first = chunked({"model": "m", "messages": messages}, head)
-    longer = [*messages, {"role": "assistant", "content": "y" * 500}, {"role": "user", "content": "z"}]
+    longer = [*messages, {"role": "assistant", "content": "y" * 2000}, {"role": "user", "content": "z"}]
     second = chunked({"model": "m", "messages": longer}, head)
     assert first.chain_of_text
     assert not first.prompt_exact
+    assert first.prompt_tokens - first.block_tokens <= len(first.chain) * first.block_tokens < first.prompt_tokens
     assert 10 < len(first.chain) < len(second.chain)
     assert second.chain[: len(first.chain)] == first.chain
     other = chunked({"model": "m", "messages": longer, "cache_salt": "s"}, head)
