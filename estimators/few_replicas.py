@@ -9,15 +9,14 @@ Blind to  as there
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isnan
 
 import numpy as np
-import numpy.typing as npt
 
 from estimators.candidates import Doubt, Estimates, Surroundings
+from estimators.few_estimates import FewEstimates, Numbers
 from estimators.queueing import OVERDUE_SHARE
 from estimators.request import RequestFacts
 from estimators.routes import Held, Routes, Rows
@@ -28,12 +27,7 @@ from estimators.whereabouts import survival, unknown_ages
 
 MOST_ROWS = 8  # beyond, arrays are cheaper
 
-# What is worked out for each replica: first of itself, then of each path, local, recompute, remote and peer.
-_BY_ROW = ("queue_s", "pace_s", "step_growth_s", "decoding", "remaining_tokens", "stored_s")
-_BY_PATH = ("possible", "reused", "fetch_s", "prefill_s", "first_token_s", "hit_probability", "stored_probability")
 MOST_PATHS = 4
-
-Numbers = tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -107,55 +101,38 @@ class FewReplicas:
             in_store=None if doubt is None or not store else survival(doubt.hits, Tier.REMOTE, held, now_s).tolist(),
             now_s=now_s,
         )
-        numbers = self._numbers(asked, view, around)
-        queue, pace_s, growth_s, decoding, remaining, stored_s = numbers[: len(_BY_ROW)]
-        grids = numbers[len(_BY_ROW) :].reshape(len(_BY_PATH), -1, view.rows)[:, : self._paths]
-        possible, reused, fetch, prefill, first, hit, stored = grids
-        return Estimates(
-            possible=possible > 0.0,
-            reused_tokens=reused,
-            queue_s=queue,
-            fetch_s=fetch,
-            ready_s=fetch,
-            prefill_s=prefill,
-            compute_s=prefill,
-            first_token_s=first,
-            hit_probability=hit,
-            stored_probability=stored,
-            stored_s=stored_s,
+        of_rows, of_paths = self._numbers(asked, view, around)
+        return FewEstimates(
+            of_rows,
+            of_paths,
+            paths=self._paths,
+            view=view,
             age_s=self._unknown_ages if held.age_s is None else held.age_s,
-            pace_s=pace_s,
-            decoding=decoding,
-            remaining_tokens=remaining,
-            step_growth_s=growth_s,
             around=around,
             prompt_tokens=request.prompt_tokens,
-            pace_scale=view.pace_scale,
-            weights_s=view.weights_s,
-            usd_per_hour=view.usd_per_hour,
             peers=peers,
             scale=0.0 if doubt is None else doubt.spread.scale(now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
             doubt=doubt,
         )
 
-    def _numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> npt.NDArray[np.float64]:
-        """All of `_BY_ROW`, then each of `_BY_PATH` for two or for all paths, shape (numbers, rows)."""
+    def _numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> tuple[list[Numbers], list[Numbers]]:
+        """`BY_ROW` of every replica, and its `BY_PATH` for two or for all paths."""
         straight = self._table.idle and self._bytes_per_token > 0.0
         ready = view.ready.tolist()
         waiting = known(view.foreign_waiting.tolist(), ready)
         decoding = known(view.foreign_decoding.tolist(), ready)
-        numbers: list[float] = []
+        of_rows: list[Numbers] = []
+        of_paths: list[Numbers] = []
         for number, row in enumerate(view.table.T.tolist()):
             own, work_s = self._of_row(number, asked, row, around, waiting[number], decoding[number])
             if self._only_own:
                 stored_s, by_path = self._of_own(number, asked, ready[number], own[0], work_s)
             else:
                 stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s, straight)
-            numbers += own
-            numbers.append(stored_s)
-            numbers += by_path
-        return np.frombuffer(array("d", numbers)).reshape(view.rows, -1).T.copy()
+            of_rows.append((*own, stored_s))
+            of_paths.append(by_path)
+        return of_rows, of_paths
 
     def _of_row(
         self,
@@ -165,8 +142,8 @@ class FewReplicas:
         around: Surroundings,
         foreign_waiting: float,
         foreign_decoding: float,
-    ) -> tuple[Numbers, list[float]]:
-        """`_BY_ROW` but the last, and C of the prompt with what HBM, nothing, the store and the peer have of it."""
+    ) -> tuple[tuple[float, ...], list[float]]:
+        """`BY_ROW` but the last, and C of the prompt with what HBM, nothing, the store and the peer have of it."""
         # fmt: off
         (
             token_s, pair_s, head_s, weights_s, experts_s, context_s, decode_pair_s,
@@ -252,7 +229,7 @@ class FewReplicas:
     def _by_path(
         self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float], straight: bool
     ) -> tuple[float, Numbers]:
-        """First token with what only the store has; and `_BY_PATH`, of one replica.
+        """First token with what only the store has; and `BY_PATH`, of one replica.
 
         straight : whether every fetch takes a fixed time, and then the same for each token
         """

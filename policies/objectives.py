@@ -12,7 +12,7 @@ from estimators.estimates import Estimates
 from estimators.ranges import require
 from estimators.request import RequestFacts
 from estimators.view import FleetView
-from policies.base import Choice, choose_candidate
+from policies.base import Choice, choose_candidate, choose_of_few
 
 
 class FirstToken:
@@ -26,6 +26,9 @@ class FirstToken:
         self._rng = rng
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
+        few = estimates.few
+        if few is not None:
+            return choose_of_few([one.expected_s for one in few], few, self._rng)
         return choose_candidate(estimates.expected_s, estimates, self._rng)
 
 
@@ -61,10 +64,17 @@ class EndToEnd:
         self._running_decodes = running_decodes
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
-        decode_s = self._own_pace * estimates.output_tokens * estimates.pace_s
+        few, paced_tokens = estimates.few, self._own_pace * estimates.output_tokens
+        if few is not None:
+            queue_behind, running_decodes = self._queue_behind, self._running_decodes
+            values = [
+                expected_s + paced_tokens * pace_s + queue_behind * queue_s + running_decodes * decode_s
+                for _, _, expected_s, pace_s, queue_s, decode_s in few
+            ]
+            return choose_of_few(values, few, self._rng)
         value_s = (
             estimates.expected_s
-            + decode_s
+            + paced_tokens * estimates.pace_s
             + self._queue_behind * estimates.queue_price_s
             + self._running_decodes * estimates.decode_price_s
         )

@@ -6,6 +6,8 @@ Blind to everything else: a slow card gets as much work as a fast one
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
 from estimators.estimates import Estimates
@@ -24,8 +26,9 @@ class RoundRobin:
         self._last = -1
 
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
-        usable = estimates.usable_rows.nonzero()[0].tolist()
-        row = next((row for row in usable if row > self._last), usable[0])
+        usable = estimates.ready_rows
+        place = bisect_right(usable, self._last)
+        row = usable[place] if place < len(usable) else usable[0]
         self._last = row
         reason = Reason.NEXT_IN_TURN if len(usable) > 1 else Reason.ONLY_READY
         return Choice(row, estimates.path_at(row), reason)

@@ -16,7 +16,7 @@ import numpy as np
 
 from estimators.estimates import Estimates
 from estimators.hit_probability import TIER_ROW
-from estimators.paths import COLUMN, Path
+from estimators.paths import Path
 from estimators.request import RequestFacts
 from estimators.tiers import Tier
 from estimators.view import FleetView
@@ -55,25 +55,20 @@ class Forecast:
     @classmethod
     def of(cls, estimates: Estimates, choice: Choice) -> Forecast:
         """The forecast of `choice`."""
-        row = choice.row
-        at = COLUMN[choice.path], row
-        raw, issued = estimates.quantiles_s(choice.path, choice.row)
-        reused = estimates.reused_tokens[:, choice.row].tolist()
-        local = reused[COLUMN[Path.LOCAL]]
-        has_tiers = len(reused) > COLUMN[Path.HOST]
-        host, disk = (reused[COLUMN[Path.HOST]], reused[COLUMN[Path.DISK]]) if has_tiers else (local, local)
+        one = estimates.one(choice.path, choice.row)
+        raw, issued = estimates.quantiles_of(one)
         return cls(
-            first_token_s=estimates.first_token_s.item(at),
-            recompute_s=estimates.first_token_s.item((COLUMN[Path.RECOMPUTE], row)),
-            hit_probability=estimates.hit_probability.item(at),
+            first_token_s=one.first_token_s,
+            recompute_s=one.recompute_s,
+            hit_probability=one.hit_probability,
             raw_quantiles_s=raw,
             quantiles_s=issued,
-            queue_s=estimates.queue_s.item(row),
-            fetch_s=estimates.fetch_s.item(at),
-            local_tokens=local,
-            host_tokens=host,
-            disk_tokens=disk,
-            age_s=estimates.age_s[:, row].tolist(),  # a copy: the rest is lent for one decision
+            queue_s=one.queue_s,
+            fetch_s=one.fetch_s,
+            local_tokens=one.local_tokens,
+            host_tokens=one.host_tokens,
+            disk_tokens=one.disk_tokens,
+            age_s=one.age_s,
         )
 
 
@@ -145,19 +140,18 @@ class Ledger:
     ) -> Booking:
         """Book `request` as `choice` says and as estimated; own_work_s : (linear, attention), output head excluded."""
         row = choice.row
-        at = COLUMN[choice.path], row
-        reused = estimates.reused_tokens.item(at)
-        compute_s = estimates.compute_s.item(at)
+        one = estimates.one(choice.path, row)
+        reused, compute_s = one.reused_tokens, one.compute_s
         linear_s, attention_s = own_work_s
         booking = Booking(
             request=request,
             row=row,
             placed_at_s=now_s,
-            ready_at_s=now_s + estimates.ready_s.item(at),
+            ready_at_s=now_s + one.ready_s,
             compute_s=compute_s,
             linear_s=linear_s + self._view.head_s.item(row),
             attention_s=attention_s,
-            held_s=max(0.0, compute_s - estimates.prefill_s.item(at)),
+            held_s=max(0.0, compute_s - one.prefill_s),
             path=choice.path,
             forecast=Forecast.of(estimates, choice),
             remaining_tokens=remaining_tokens,

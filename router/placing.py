@@ -9,12 +9,12 @@ Blind to  who waits, which replicas are healthy, what the client is told: the di
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from estimators import prefetch
 from estimators.estimates import Estimates, Estimator
 from estimators.links import Promise
-from estimators.paths import COLUMN, Path
+from estimators.paths import Path
 from estimators.request import RequestFacts
 from estimators.routes import Held
 from estimators.view import FleetView
@@ -118,7 +118,7 @@ class Placer:
         ready[:] = False
         ready[rows] = True
         estimates = expected.estimates
-        return Expected(expected.held, replace(estimates, possible=estimates.possible & ready))
+        return Expected(expected.held, estimates.narrowed(ready))
 
     def choose(self, request: RequestFacts, expected: Expected) -> Choice:
         """What the policy takes; `expected` was asked for, or narrowed, at this very moment."""
@@ -213,7 +213,7 @@ class Placer:
             self._estimator.space.give_back(placement.room)
 
     def _book(self, request: RequestFacts, choice: Choice, estimates: Estimates, now_s: float) -> Booking:
-        reused = float(estimates.reused_tokens[COLUMN[choice.path], choice.row])
+        reused = estimates.one(choice.path, choice.row).reused_tokens
         new_tokens = max(1.0, request.prompt_tokens - reused)
         booking = self._ledger.place(
             request,
@@ -233,7 +233,7 @@ class Placer:
         moved = self._estimator.fetched_bytes(estimates, choice.path, choice.row)
         starts_s = now_s
         if self._view.disciplines[choice.row].in_turn:
-            starts_s += float(estimates.queue_s[choice.row])
+            starts_s += estimates.one(choice.path, choice.row).queue_s
         table, space = self._estimator.routes.table, self._estimator.space
         promised = [table.promise(stages, size, now_s=now_s, starts_s=starts_s) for stages, size in moved]
         if space is None or not promised:
