@@ -170,8 +170,12 @@ class FewReplicas:
         # C of the prompt, by how much of it is reused, and of what waits.
         hbm = asked.hbm[number]
         works = []
-        reusable = hbm, 0.0, asked.store, hbm if asked.peers is None else asked.hbm[asked.peers[number]]
-        for reused in reusable[:2] if self._only_own else reusable:
+        reusable: tuple[float, ...] = (0.0,)
+        if not self._only_own:
+            reusable = hbm, 0.0, asked.store, hbm if asked.peers is None else asked.hbm[asked.peers[number]]
+        elif hbm > 0.0:
+            reusable = hbm, 0.0
+        for reused in reusable:
             new = prompt - reused
             pairs = new * (reused + 0.5 * new) if plain else float(costs.pairs(new, reused))
             works.append((new * token_s + head_s, pairs * pair_s, new))
@@ -184,6 +188,8 @@ class FewReplicas:
             work_s = of_linear * linear_s + of_attention * attention_s + steps * step_s + constant_s
             lacks_s = gap_s - (linear_s + attention_s) * (full - steps + 1.0) / full
             computed.append(work_s + of_memory * lacks_s if lacks_s > 0.0 else work_s)
+        if len(reusable) == 1:  # with nothing in HBM both are the same
+            computed.insert(0, computed[0])
 
         # The pace of a decode, and Q.
         growth_s = float(costs.read_tokens(prompt)) * context_s

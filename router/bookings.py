@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isnan, nan
+from math import inf, isnan, nan
 
 import numpy as np
 
 from estimators.estimates import Estimates
 from estimators.hit_probability import TIER_ROW
+from estimators.output_length import Kind
 from estimators.paths import Path
 from estimators.request import RequestFacts
 from estimators.tiers import Tier
@@ -85,6 +86,7 @@ class Booking:
     new_tokens, reused_tokens : prompt tokens expected to be computed, and not
     ready_at_s : earliest start its fetch allows
     starts_at_s : when its prefill should start, known once it is the first waiting
+    kind : what its answer's length is learned by, once that is known
     start_seen : that start followed a first token, or an idle replica; not a fetch, nor a request that left
     """
 
@@ -105,6 +107,7 @@ class Booking:
     output_tokens: float
     starts_at_s: float = nan
     first_token_at_s: float = nan
+    kind: Kind | None = None
     start_seen: bool = False
     decoding: bool = False
     released: bool = False
@@ -127,6 +130,7 @@ class Ledger:
         # Ordered dictionaries: the first of a plain one takes ever longer to find when firsts are deleted.
         self._waiting: list[OrderedDict[Booking, None]] = [OrderedDict() for _ in range(view.rows)]
         self._silent = 0  # of those, not streamed: only they end unseen
+        self._soonest_s = inf  # no prefill in service ends before
 
     def place(
         self,
@@ -198,14 +202,17 @@ class Ledger:
 
     def settle(self, now_s: float) -> None:
         """Let time pass: a request that is not streamed shows no first token, so its prefill ends as expected."""
-        if not self._silent:
+        if not self._silent or now_s < self._soonest_s:
             return
-        for row in (self._view.head_ends_s <= now_s).nonzero()[0].tolist():
+        self._soonest_s = inf
+        ends_s = self._view.head_ends_s
+        for row in (ends_s <= now_s).nonzero()[0].tolist():
             while (head := next(iter(self._waiting[row]), None)) is not None:
-                ends_s = float(self._view.head_ends_s[row])
-                if head.request.streams or ends_s > now_s:
+                ended_s = ends_s.item(row)
+                if head.request.streams or ended_s > now_s:
                     break
-                self._end_prefill(head, ends_s)
+                self._end_prefill(head, ended_s)
+        self._soonest_s = min((ended_s for ended_s in ends_s.tolist() if ended_s > now_s), default=inf)
 
     def next_settled_s(self) -> float | None:
         """When `settle` has something to do; None while nothing but streams is in service."""
@@ -221,7 +228,9 @@ class Ledger:
     def _serve(self, booking: Booking, from_s: float, *, seen: bool) -> None:
         booking.starts_at_s = max(from_s, booking.ready_at_s)
         booking.start_seen = seen and booking.ready_at_s <= from_s
-        self._view.head_ends_s[booking.row] = booking.starts_at_s + booking.compute_s
+        ends_s = booking.starts_at_s + booking.compute_s
+        self._soonest_s = min(self._soonest_s, ends_s)
+        self._view.head_ends_s[booking.row] = ends_s
         self._view.head_compute_s[booking.row] = booking.compute_s
         self._view.head_tokens[booking.row] = booking.request.prompt_tokens
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from estimators.ranges import require
 from estimators.tiers import Tier
-from router.blocks.beliefs import Float64s, Int32s, Match, Stats
+from router.blocks.beliefs import Bools, Float64s, Int32s, Match, Stats
 from router.blocks.doubts import Doubt, Doubts
 from router.blocks.expected import Expected
 from router.blocks.intake import Intake, settle
@@ -326,6 +326,11 @@ class Directory:
             _ages=partial(self._ages, hashes, now_s),
             _store_age=partial(self._store_age, hashes, now_s),
         )
+
+    @property
+    def approximate(self) -> Bools:
+        """Of which rows the content is a guess; lent."""
+        return self._approximate
 
     def holders(self, block: int) -> dict[Tier, tuple[int, ...]]:
         """Rows holding one block, by tier; `rows` (one past the last) stands for the shared store."""

@@ -75,8 +75,12 @@ class DirectoryHoldings(Holdings):
         self._has_tiers = has_tiers
         self._ages = ages
         self._expects = expects
+        self._nothing = np.zeros(directory.rows, dtype=np.int32)
+        self._unknown = np.full((len(TIER_ROW), directory.rows), np.nan)
 
     def held(self, chain: list[int], now_s: float) -> Held:
+        if not chain:  # short prompts, and those nobody reads
+            return self._nothing_held()
         match = self._directory.match(chain, now_s)
         hbm = match.expected_blocks
         reach = np.maximum
@@ -88,6 +92,17 @@ class DirectoryHoldings(Holdings):
             age_s=self._ages_of(match) if self._ages else None,
             confirmed_blocks=None if hbm is match.hbm_blocks else match.hbm_blocks,
             approximate=match.approximate,
+        )
+
+    def _nothing_held(self) -> Held:
+        none = self._nothing if self._has_tiers else None
+        return Held(
+            local_blocks=self._nothing,
+            store_blocks=0,
+            host_blocks=none,
+            disk_blocks=none,
+            age_s=self._unknown if self._ages else None,
+            approximate=self._directory.approximate,
         )
 
     def expect(self, row: int, chain: list[int], now_s: float) -> int:
@@ -115,7 +130,7 @@ class DirectoryHoldings(Holdings):
 
     def _ages_of(self, match: Match) -> npt.NDArray[np.float64]:
         """By tier; what a request in flight will have left there is new."""
-        ages = np.full((len(TIER_ROW), self._directory.rows), np.nan)
+        ages = self._unknown.copy()
         ages[TIER_ROW[Tier.HBM]] = match.hbm_age_s
         if match.expected_blocks is not match.hbm_blocks:
             ages[TIER_ROW[Tier.HBM]][match.expected_blocks > match.hbm_blocks] = 0.0

@@ -28,7 +28,10 @@ _LOCAL = COLUMN[Path.LOCAL]
 class Notes:
     """One decision, made at `now_s` by what is `held`."""
 
-    __slots__ = ("_age_s", "_choice", "_estimates", "_guessed", "_names", "_samples", "_store_guessed", "chosen")
+    __slots__ = (
+        *("_choice", "_estimates", "_guessed", "_names", "_now_s", "_sampled_at_s", "_samples", "_store_guessed"),
+        "chosen",
+    )
 
     def __init__(self, estimates: Estimates, choice: Choice, held: Held, view: FleetView, now_s: float) -> None:
         self._estimates = estimates
@@ -36,7 +39,8 @@ class Notes:
         self._guessed = held.approximate
         self._store_guessed = held.store_approximate
         self._names = view.names
-        self._age_s = now_s - view.sampled_at_s
+        self._now_s = now_s
+        self._sampled_at_s = view.sampled_at_s.copy()
         self._samples = view.samples.copy()
         self.chosen = self._chosen()
 
@@ -46,7 +50,7 @@ class Notes:
         one = self._estimates.one(path, row)
         local = 0 if path is Path.RECOMPUTE else int(one.local_tokens)
         fetched = int(one.reused_tokens) - local
-        age_s = self._age_s.item(row)
+        age_s = self._now_s - self._sampled_at_s.item(row)
         return Candidate(
             replica=self._names[row],
             path=path.value,
@@ -94,7 +98,7 @@ class Notes:
             estimates.pace_s[rows].tolist(),
             estimates.queue_price_s[columns, rows].tolist(),
             estimates.decode_price_s[columns, rows].tolist(),
-            self._age_s[rows].tolist(),
+            (self._now_s - self._sampled_at_s[rows]).tolist(),
             self._samples[rows].tolist(),
             strict=True,
         )

@@ -53,9 +53,12 @@ class Placement:
     trial: bool = False  # it decides whether its replica works again
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for every decision
 class Expected:
-    """What one request would find now. held : of its prompt; estimates : on each replica that may be chosen"""
+    """What one request would find now; not to be changed.
+
+    held : of its prompt; estimates : on each replica that may be chosen
+    """
 
     held: Held
     estimates: Estimates
