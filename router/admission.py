@@ -75,6 +75,7 @@ class Admission:
         self._rate = DrainRate()
         self.backlog = Backlog(config.max_queued, config.shares)
         self.limited = config.limits
+        self.refuses_late = config.late == "refuse"
 
     # Limits
 

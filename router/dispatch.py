@@ -39,6 +39,7 @@ MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id 
 OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
 _NEUTRAL = (Cause.ELSEWHERE, Cause.TOO_LONG)  # for health
 _LAST = (Cause.BROKEN, Cause.TOO_LONG)  # no other attempt, and no answer of the router's
+_NONE: frozenset[int] = frozenset()
 _TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
 
 
@@ -130,13 +131,17 @@ class Dispatcher:
             client=request.client or None,
             edited=request.edited,
         )
-        if not any(standing.may_serve(request.model) for standing in self._standing):
+        for standing in self._standing:  # a loop, as the first one mostly does
+            if standing.may_serve(request.model):
+                break
+        else:
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
         self._retries.request(now_s)
         self._placer.noticed(request, now_s)
-        return [*self._entrance.enter(request, receipt, frozenset(), arrived_at_s=now_s, now_s=now_s), *others]
+        actions = self._entrance.enter(request, receipt, _NONE, arrived_at_s=now_s, now_s=now_s)
+        return [*actions, *others] if others else actions
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""
@@ -212,6 +217,8 @@ class Dispatcher:
     def due(self, now_s: float) -> list[Action]:
         """What time alone causes by `now_s`: unseen prefills end, waits time out, replicas may be tried again."""
         self._ledger.settle(now_s)
+        if not self.waits:
+            return self._entrance.let_go(now_s)
         return [*self._entrance.time_out(now_s), *self._entrance.let_go(now_s)]
 
     def settle(self, now_s: float) -> None:

@@ -100,7 +100,7 @@ class Entrance:
     ) -> list[Action]:
         """Place a request, let it wait, or refuse it; and who loses a place in the queue to it."""
         one = Candidacy(request, receipt, tried, arrived_at_s)
-        able = self._able(one.where)
+        able = self._able(request.model, request.only)
         rows = whose = fit(self._standings, able, tried, now_s)
         if not rows:
             return [self._refuse(one, self._nobody(request.only, self.retry_after_s(now_s)), now_s)]
@@ -152,7 +152,7 @@ class Entrance:
             actions.append(self._refuse_held(one, refusal, now_s))
         for kind in self._backlog.kinds():
             where = _where(kind)
-            if not set(self._able(where)) - where.tried:
+            if not set(self._able(where.model, where.only)) - where.tried:
                 nobody = self._nobody(where.only, retry_after_s)
                 gone = map(_candidacy, self._backlog.flush(where))
                 actions += [self._refuse_held(one, nobody, now_s) for one in gone]
@@ -173,7 +173,7 @@ class Entrance:
 
     def fit(self, where: Where, now_s: float) -> list[int]:
         """Rows to choose from for a request, full ones included."""
-        return fit(self._standings, self._able(where), where.tried, now_s)
+        return fit(self._standings, self._able(where.model, where.only), where.tried, now_s)
 
     def retry_after_s(self, now_s: float) -> int:
         """What a client is told that is to come back later, whole seconds."""
@@ -181,10 +181,10 @@ class Entrance:
 
     # One request
 
-    def _able(self, where: Where) -> list[int]:
-        """Rows that are up and can run it, those that failed it included."""
-        rows = serving(self._standings, where.model)
-        return [row for row in rows if self._names[row] == where.only] if where.only else rows
+    def _able(self, model: str, only: str) -> list[int]:
+        """Rows that are up and can run a request, those that failed it included; see `Where`."""
+        rows = serving(self._standings, model)
+        return [row for row in rows if self._names[row] == only] if only else rows
 
     def _nobody(self, only: str, retry_after_s: int) -> Refuse:
         """Why no replica that is up can take a request. only : the one that could; "" for any"""
@@ -211,8 +211,7 @@ class Entrance:
         claims_s : work that those before it claim of each replica
         """
         self._give_up_claim(one)
-        refusal = self._too_late(one, expected, now_s)
-        if refusal is not None:
+        if self._admission.refuses_late and (refusal := self._too_late(one, expected, now_s)) is not None:
             return self._refuse(one, refusal, now_s)
         choice = self._placer.choose(one.request, expected)
         if choice.row not in free:
@@ -231,8 +230,9 @@ class Entrance:
             tried=one.tried,
             now_s=now_s,
         )
-        assert isinstance(sent.placement, Placement), "the placer's own"
-        sent.placement.trial = self._standings[sent.row].health.chosen(now_s)
+        if self._standings[sent.row].health.chosen(now_s):
+            assert isinstance(sent.placement, Placement), "the placer's own"
+            sent.placement.trial = True
         return sent
 
     def _let_wait(self, one: Candidacy, expected: Expected, now_s: float) -> list[Action]:
@@ -241,7 +241,7 @@ class Entrance:
         ticket = admission.ticket(one.request, one.where, one, work_s=work_s, arrived_at_s=one.arrived_at_s)
         deadline_s = admission.deadline_s(one.request)
         if deadline_s is not None:
-            wait_s = admission.wait_s(ticket, max(1, len(self._able(one.where))), now_s)
+            wait_s = admission.wait_s(ticket, max(1, len(self._able(one.request.model, one.request.only))), now_s)
             first_token_s = now_s - one.arrived_at_s + wait_s + work_s
             if first_token_s > deadline_s:
                 return [self._refuse(one, refusals.too_late(first_token_s, deadline_s, whole_seconds(wait_s)), now_s)]
@@ -301,7 +301,7 @@ class Entrance:
         try:
             trial = self._trial(one, rows, now_s)
             rows, free = (trial, trial) if trial else (rows, free)
-            whose, replicas = self._in_turn(rows, free, now_s), len(self._able(one.where))
+            whose, replicas = self._in_turn(rows, free, now_s), len(self._able(one.request.model, one.request.only))
             expected = self._placer.expected(one.request, whose, replicas, now_s)
             action = self._offer(one, expected, free, claims_s, now_s)
         except Exception:

@@ -271,7 +271,8 @@ class JsonReader:
 
     def learned(self) -> Learned:
         learned = Learned()
-        self._look_for_id(bytes(self._body[:_ID_BYTES]))
+        if self._heard_id is not None:
+            self._look_for_id(bytes(self._body[:_ID_BYTES]))
         if self._body[:1] == b"{" and _tells(self._body):  # a batch is a list, without sums
             _decode(self._body).fill(learned)
         return learned
