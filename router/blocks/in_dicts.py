@@ -339,6 +339,15 @@ class InDicts:
             claims, keys if adapter is None else [key for key in keys if book.adapters.get(key, 0) == adapter]
         )
 
+    def drop_some(self, claims: Claims, most: int) -> None:
+        """Drop `most` keys of one publisher, any of them, or all there are."""
+        self._drop_keys(claims, list(islice(self._books[claims].blocks, most)))
+
+    def hand_over(self, claims: Claims, to: Claims) -> None:
+        """What `claims` holds is held by `to`, under the same owner and holder."""
+        self._books[to] = self._books.pop(claims)
+        to.held, claims.held = claims.held, 0
+
     def evict(self, claims: Claims | None, count: int) -> int:
         """Forget the `count` oldest keys, of one publisher or of all; returns how many that were."""
         those = [claims] if claims is not None else list(self._books)

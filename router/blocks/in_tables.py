@@ -41,6 +41,9 @@ class InTables:
         self._table = BlockTable(np.uint32, np.uint8, np.uint16, np.uint32, np.uint8, most=most)
         self._claims: dict[int, Claims] = {}  # by owner
         self._more: dict[tuple[Tier, int], int] = {}  # copies beyond two
+        self._leaving: dict[
+            int, Positions
+        ] = {}  # by owner: keys still to be dropped, of those that drop some at a time
 
     def __len__(self) -> int:
         return len(self._table)
@@ -117,6 +120,21 @@ class InTables:
         if adapter is not None:
             positions = positions[self._table.columns[_ADAPTER][positions] == adapter]
         self._forget(positions)
+
+    def drop_some(self, claims: Claims, most: int) -> None:
+        """Drop `most` keys of one publisher that is told nothing new any more, or all there are."""
+        left = self._leaving.get(claims.owner)
+        if left is None:
+            left = self._table.where(_OWNER, claims.owner)
+        some, self._leaving[claims.owner] = left[:most], left[most:]
+        if len(left) <= most:
+            del self._leaving[claims.owner]
+        self._forget(some[self._table.columns[_OWNER][some] == claims.owner])  # others were evicted meanwhile
+
+    def hand_over(self, claims: Claims, to: Claims) -> None:
+        """What `claims` holds is held by `to`, under the same owner and holder."""
+        self._claims[to.owner] = to
+        to.held, claims.held = claims.held, 0
 
     def evict(self, claims: Claims | None, count: int) -> int:
         """Forget the `count` oldest keys, of one publisher or of all; returns how many that were."""

@@ -55,7 +55,7 @@ class Routed:
 
     def clear(self) -> None:
         """The replica restarted or emptied its cache."""
-        self.claims.clear()
+        self._ledger.empty(self.claims)
         self._by_use.clear()
         self._taken = 0
 

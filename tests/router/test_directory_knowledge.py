@@ -349,6 +349,28 @@ def test_an_adapter_that_is_gone_takes_what_was_guessed_and_expected_with_it() -
     assert directory.match(CHAIN).hbm_blocks.tolist() == [32, 64]
 
 
+def test_a_row_that_turns_over_leaf_after_leaf_keeps_to_its_last() -> None:
+    directory = Directory(BLOCK, 2, at_once=10)
+    for row in range(2):
+        directory.add_source(row, MODEL)
+        directory.apply(row, batch(stored(P, 1)), 1.0)
+    for round_ in range(12):  # more than can leave before one is swept
+        directory.clear(0)
+        assert directory.match(CHAIN).hbm_blocks.tolist() == [0, 256]
+        directory.apply(0, batch(stored(P[: 64 * BLOCK], 1)), 2.0 + round_)
+        assert directory.match(CHAIN, 20.0).hbm_blocks.tolist() == [64, 256]
+        assert directory.match(CHAIN, 20.0).hbm_age_s.tolist() == [18.0 - round_, 19.0]
+    directory.drop_source(1)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [64, 0]
+    assert directory.holders(CHAIN[0]) == {Tier.HBM: (0,)}
+    while directory.sweep():
+        assert directory.match(CHAIN).hbm_blocks.tolist() == [64, 0]
+    assert directory.stats().engine_hashes == 64
+    directory.add_source(1, MODEL)
+    directory.apply(1, batch(stored(P, 1)), 30.0)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [64, 256]
+
+
 def test_events_end_the_guess_and_a_clear_empties_it() -> None:
     directory = Directory(BLOCK, 2)
     for row in (0, 1):
