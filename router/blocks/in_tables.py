@@ -154,23 +154,28 @@ class InTables:
             positions = self._table.insert_many(keys ^ np.uint64(claims.salt))
             columns = self._table.columns
             columns[_OWNER][positions] = claims.owner
-            columns[_TICKS][positions] = [ticks[key] for key in blocks]
-            columns[_ADAPTER][positions] = [adapters.get(key, 0) for key in blocks]
+            columns[_TICKS][positions] = np.fromiter(map(ticks.__getitem__, blocks), np.uint32, len(blocks))
+            if adapters:
+                columns[_ADAPTER][positions] = [adapters.get(key, 0) for key in blocks]
+            at = dict(zip(blocks, positions.tolist(), strict=True))
             for tier, counts in copies.items():
                 if counts:
-                    self._take_over_copies(tier, claims, counts, blocks)
+                    here = np.fromiter(map(at.__getitem__, counts), dtype=np.int64, count=len(counts))
+                    self._take_over_copies(tier, claims, counts, blocks, here)
 
-    def _take_over_copies(self, tier: Tier, claims: Claims, counts: Mapping[int, int], blocks: dict[int, int]) -> None:
-        """counts : copies by key"""
-        for key, count in counts.items():
-            salted = key ^ claims.salt
-            self._table.views[_COPIES][self._table.find(salted)] |= min(count, _MORE) << _SHIFT[tier]
-            if count >= _MORE:
-                self._more[tier, salted] = count
+    def _take_over_copies(
+        self, tier: Tier, claims: Claims, counts: Mapping[int, int], blocks: dict[int, int], at: Positions
+    ) -> None:
+        """counts : copies by key; at : where those keys are"""
+        copies = np.fromiter(counts.values(), dtype=np.int64, count=len(counts))
+        self._table.columns[_COPIES][at] |= (np.minimum(copies, _MORE) << _SHIFT[tier]).astype(np.uint8)
+        if copies.max() >= _MORE:
+            self._more |= {(tier, key ^ claims.salt): count for key, count in counts.items() if count >= _MORE}
         its = as_hashes(list(counts))
         holders = np.full(len(its), claims.holder, dtype=np.uint32)
-        at = self.index.add_many(tier, holders, as_hashes([blocks[key] for key in counts]), its)
-        self._table.columns[_BLOCK][self._table.find_many(its ^ np.uint64(claims.salt))] = at
+        self._table.columns[_BLOCK][at] = self.index.add_many(
+            tier, holders, as_hashes([blocks[key] for key in counts]), its
+        )
 
     # One key
 
