@@ -22,6 +22,18 @@ class Cause(Enum):
     BROKEN = "broken"  # lost or malformed after response bytes were relayed: never retried
 
 
+class Why(Enum):
+    """Why the dispatcher refused a request. A closed set: each becomes a metric label."""
+
+    UNKNOWN_MODEL = "unknown_model"  # nobody has ever served it
+    NOBODY_UP = "nobody_up"  # no replica that could take it answers
+    KEEPER_LEFT = "keeper_left"  # the replica that kept what it goes on from has left
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    TOO_LATE = "too_late"  # its deadline would be missed
+    INTERNAL = "internal"  # the router's own mistake
+
+
 class Outcome(Enum):
     """How a request ended, once. A closed set: each becomes a metric label."""
 
@@ -84,6 +96,7 @@ class Refuse:
     retry_after_s: int | None = None
     param: str | None = None
     held: Hold | None = None  # it waited, and this is for its owner; None: for who asked
+    why: Why | None = None  # what it is counted as; None: it ends nothing that is counted as refused
 
 
 Action = Send | Hold | Refuse

@@ -25,7 +25,7 @@ _MAX_PUSH_BYTES = 4 << 20  # some 45,000 blocks, which take 0.1 s to be taken in
 class AdminPort:
     """An aiohttp server of read-only views, and of POST /events.
 
-    ready : whether a request could be served now
+    not_ready : why no requests should be sent here now; None when they may
     metrics_text : everything in Prometheus' text format
     fleet : what /fleet shows, as plain values
     pushed : body and content type of a POST /events -> HTTP status and what to answer
@@ -35,13 +35,13 @@ class AdminPort:
     def __init__(
         self,
         *,
-        ready: Callable[[], bool],
+        not_ready: Callable[[], str | None],
         metrics_text: Callable[[], bytes],
         fleet: Callable[[], dict[str, Any]],
         pushed: Callable[[bytes, str], Awaitable[tuple[int, dict[str, Any]]]] | None = None,
         key: str | None = None,
     ) -> None:
-        self._ready = ready
+        self._not_ready = not_ready
         self._metrics_text = metrics_text
         self._fleet = fleet
         self._pushed = pushed
@@ -79,8 +79,8 @@ class AdminPort:
         return web.json_response({"status": "ok"})
 
     async def _readiness(self, request: web.Request) -> web.Response:
-        ready = self._ready()
-        return web.json_response({"status": "ready" if ready else "no replica is up"}, status=200 if ready else 503)
+        why = self._not_ready()
+        return web.json_response({"status": why or "ready"}, status=503 if why else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics_text(), headers={"content-type": "text/plain; version=0.0.4"})

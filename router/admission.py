@@ -76,6 +76,7 @@ class Admission:
         self.backlog = Backlog(config.max_queued, config.shares)
         self.limited = config.limits
         self.refuses_late = config.late == "refuse"
+        self.compares = config.reads_estimates
 
     # Limits
 
@@ -146,7 +147,7 @@ class Admission:
 
     def deadline_s(self, request: RequestFacts) -> float | None:
         """Until when, from arrival, its first token has to come if it is to be served at all; None: whenever."""
-        if self._config.late != "refuse":
+        if not self.refuses_late:
             return None
         return self._config.deadline_s if request.deadline_s is None else request.deadline_s
 

@@ -5,7 +5,8 @@ Model     a group is a tenant, or whoever shares a prefix. Next is the group ser
               arrived + stretch x work - priority step x priority
           and never changes, so ageing is built in: of one group a request is overtaken only by those that arrived
           less than  stretch x its work + priority step x (their priority - its)  seconds after it. When the queue is
-          full, the group with the most places over its weight gives up its last one; the newcomer counts
+          full, the group with the most places over its weight gives up its last one; the newcomer counts, and loses
+          ties
 Valid     a group that arrives starts level with the least served group that waits, and keeps its debt while anybody
           waits. Of two groups that wait all the time and can go everywhere, work served over weight differs by no
           more than the largest work over weight of each. A group with no more than its part of the places,
@@ -122,7 +123,7 @@ class Backlog:
         group.work_s += ticket.work_s
         if len(self) <= self._places:
             return None
-        largest = max(self._groups.values(), key=lambda group: group.count / group.weight)
+        largest = max(self._groups.values(), key=lambda other: (other.count / other.weight, other is group))
         pushed_out = largest.last()
         self.remove(pushed_out)
         return pushed_out

@@ -13,6 +13,7 @@ from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
 from router.health import HealthConfig
 from router.http.contract import Count, Limits, Seconds, TimeOuts
 from router.http.tls import TlsConfig, UpstreamTlsConfig
+from router.readiness import NotNegative, StartConfig
 from router.retries import RetryConfig
 from router.safe_urls import SafeAddresses
 
@@ -32,7 +33,6 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     period_s: Seconds = 0.5  # shorter sees foreign load sooner, at one small request per replica and period
     timeout_s: Seconds = 2.0
-    misses_to_down: Count = 3  # one missed poll proves nothing
     # have vLLM tell its load in the heads of whole (not streamed) answers too; one more header for replica and client
     from_answers: bool = False
 
@@ -128,7 +128,10 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     health: HealthConfig = HealthConfig()
     retries: RetryConfig = RetryConfig()
     max_attempts: Count = 3  # different replicas tried before the first byte
-    drain_s: Seconds = 30.0  # at shut-down streams get this long to finish
+    start: StartConfig = StartConfig()
+    # at shut-down requests are still accepted for so long, while /ready says 503: what a load balancer takes to notice
+    stop_delay_s: NotNegative = 0.0
+    drain_s: Seconds = 30.0  # then streams get this long to finish
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0  # of every draw by chance: ties and policies that draw
 
 

@@ -72,10 +72,6 @@ class TimedDecider:
         return self._with_fields(self._dispatcher.due(now_s))
 
     @property
-    def waits(self) -> bool:
-        return self._dispatcher.waits
-
-    @property
     def next_due_s(self) -> float | None:
         return self._dispatcher.next_due_s
 

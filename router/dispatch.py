@@ -10,7 +10,7 @@ their `Hold`, and come after the actions for the request the call is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class Dispatcher:
     policy : decides where a generation runs; by_load : where everything else goes
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
+    retries : the budget of second attempts, to be looked at
     every_candidate : receipts name all that was possible, else only what was chosen
     placing : how placements are made
     """
@@ -101,7 +102,7 @@ class Dispatcher:
         )
         health = health or HealthConfig()
         self._standing = [Standing(Health(health)) for _ in range(view.rows)]
-        self._retries = RetryBudget(retries or RetryConfig())
+        self.retries = RetryBudget(retries or RetryConfig())
         self._admission = Admission(
             admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
         )
@@ -138,7 +139,7 @@ class Dispatcher:
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
-        self._retries.request(now_s)
+        self.retries.request(now_s)
         self._placer.noticed(request, now_s)
         actions = self._entrance.enter(request, receipt, _NONE, arrived_at_s=now_s, now_s=now_s)
         return [*actions, *others] if others else actions
@@ -217,8 +218,6 @@ class Dispatcher:
     def due(self, now_s: float) -> list[Action]:
         """What time alone causes by `now_s`: unseen prefills end, waits time out, replicas may be tried again."""
         self._ledger.settle(now_s)
-        if not self.waits:
-            return self._entrance.let_go(now_s)
         return [*self._entrance.time_out(now_s), *self._entrance.let_go(now_s)]
 
     def settle(self, now_s: float) -> None:
@@ -259,12 +258,12 @@ class Dispatcher:
         """Bytes of an answer came from `row`: a probe that is late means nothing then."""
         self._standing[row].health.heard(now_s)
 
-    def identified(self, row: int, identity: Hashable) -> bool:
+    def identified(self, row: int, facts: Mapping[str, Hashable], now_s: float) -> bool:
         """Whether another backend than before answers as `row`; what was learned of the old one is forgotten then.
 
-        identity : whatever tells backends apart, for example models, version and start of the process
+        facts : whatever tells backends apart and is known now, for example models or the start of the process
         """
-        changed = self._standing[row].health.identified(identity)
+        changed = self._standing[row].health.identified(facts, now_s)
         if changed:
             self.learning.restarted(row)
         return changed
@@ -300,6 +299,10 @@ class Dispatcher:
         if kv_used_share is not None and running is not None and waiting is not None:
             self.learning.kv_used(row, kv_used_share)
 
+    def most_running_reported(self, row: int, requests: int) -> None:
+        """`row` said that it runs at most so many `requests` (>= 1) at once: more would only queue there."""
+        self._admission.learned(row, requests)
+
     def capacity_reported(self, row: int, tokens: float) -> None:
         """`row` said that its KV memory holds `tokens` (> 0) of context."""
         self.view.has_capacity(row, tokens)
@@ -329,11 +332,6 @@ class Dispatcher:
         return int(self.view.booked.sum())
 
     @property
-    def waits(self) -> bool:
-        """Whether any request waits for a replica with room."""
-        return len(self._admission.backlog) > 0
-
-    @property
     def queued(self) -> dict[str, int]:
         """Requests that wait for a replica with room, by who shares."""
         return self._admission.backlog.counts()
@@ -349,7 +347,7 @@ class Dispatcher:
             return "no other replica could take the request"
         if cause is Cause.ELSEWHERE:  # asking around is no retry
             return ""
-        return "" if self._retries.take(now_s) else "the budget for second attempts is spent"
+        return "" if self.retries.take(now_s) else "the budget for second attempts is spent"
 
     def _up_or_down(self, row: int) -> None:
         self.view.up[row] = self._standing[row].up

@@ -24,5 +24,6 @@ class Endings:
     def refuse(self, receipt: Receipt, refusal: Refuse, *, arrived_at_s: float, now_s: float) -> Refuse:
         """It ended with an answer of the router's own."""
         receipt.status = refusal.status
+        receipt.cause = None if refusal.why is None else refusal.why.value
         self.close(receipt, Outcome.REFUSED, arrived_at_s=arrived_at_s, now_s=now_s)
         return refusal

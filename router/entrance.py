@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from estimators.request import RequestFacts
 from router import refusals
-from router.actions import Action, Cause, Hold, Outcome, Refuse, Send
+from router.actions import Action, Cause, Hold, Outcome, Refuse, Send, Why
 from router.admission import Admission, whole_seconds
 from router.backlog import Ticket
 from router.endings import Endings
@@ -30,6 +30,8 @@ from router.standing import Standing, fit, in_turn, next_change_s, on_trial, ser
 
 ASKED = 8  # requests asked where they want to go, each for the price of a decision, whenever something made room
 PASSED = 256  # requests passed over because they are known to want another replica
+
+_NONE: frozenset[int] = frozenset()
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +101,11 @@ class Entrance:
         self, request: RequestFacts, receipt: Receipt, tried: frozenset[int], *, arrived_at_s: float, now_s: float
     ) -> list[Action]:
         """Place a request, let it wait, or refuse it; and who loses a place in the queue to it."""
-        one = Candidacy(request, receipt, tried, arrived_at_s)
         able = self._able(request.model, request.only)
         rows = whose = fit(self._standings, able, tried, now_s)
+        if rows is able and not self._admission.compares:  # all may be given anything, and nobody ever waits
+            return [self._place(request, able, receipt, arrived_at_s, now_s)]
+        one = Candidacy(request, receipt, tried, arrived_at_s)
         if not rows:
             return [self._refuse(one, self._nobody(request.only, self.retry_after_s(now_s)), now_s)]
         if rows is not able:  # else all may be given anything
@@ -114,8 +118,7 @@ class Entrance:
             action = self._offer(one, expected, free, self._claims_s, now_s) if free else None
             return [action] if action is not None else self._let_wait(one, expected, now_s)
         except Exception:
-            receipt.cause = "internal"
-            self._endings.close(receipt, Outcome.FAILED, arrived_at_s=arrived_at_s, now_s=now_s)
+            self._break(receipt, arrived_at_s, now_s)
             raise
 
     def left(self, hold: Hold, now_s: float, *, too_long: bool) -> None:
@@ -181,8 +184,26 @@ class Entrance:
 
     # One request
 
+    def _place(
+        self, request: RequestFacts, rows: list[int], receipt: Receipt, arrived_at_s: float, now_s: float
+    ) -> Send:
+        """Place a request that failed nowhere on one of `rows`, which are all that can run it."""
+        placer = self._placer
+        try:
+            expected = placer.expected(request, rows, len(rows), now_s)
+            choice = placer.choose(request, expected)
+            return placer.place(request, expected, choice, receipt, arrived_at_s=arrived_at_s, tried=_NONE, now_s=now_s)
+        except Exception:
+            self._break(receipt, arrived_at_s, now_s)
+            raise
+
+    def _break(self, receipt: Receipt, arrived_at_s: float, now_s: float) -> None:
+        """The router failed by itself."""
+        receipt.cause = Why.INTERNAL.value
+        self._endings.close(receipt, Outcome.FAILED, arrived_at_s=arrived_at_s, now_s=now_s)
+
     def _able(self, model: str, only: str) -> list[int]:
-        """Rows that are up and can run a request, those that failed it included; see `Where`."""
+        """Rows that are up and can run a request, those that failed it included. only : "" for any"""
         rows = serving(self._standings, model)
         return [row for row in rows if self._names[row] == only] if only else rows
 
@@ -210,9 +231,12 @@ class Entrance:
 
         claims_s : work that those before it claim of each replica
         """
-        self._give_up_claim(one)
-        if self._admission.refuses_late and (refusal := self._too_late(one, expected, now_s)) is not None:
-            return self._refuse(one, refusal, now_s)
+        if one.claim_row >= 0:
+            self._give_up_claim(one)
+        if self._admission.refuses_late:
+            refusal = self._too_late(one, expected, now_s)
+            if refusal is not None:
+                return self._refuse(one, refusal, now_s)
         choice = self._placer.choose(one.request, expected)
         if choice.row not in free:
             there = self._placer.narrowed(expected, free)
@@ -306,7 +330,6 @@ class Entrance:
             action = self._offer(one, expected, free, claims_s, now_s)
         except Exception:
             log.exception("a request that waited could not be placed")
-            one.receipt.cause = "internal"
             action = self._refuse(one, refusals.internal(), now_s)
         if action is not None:
             action.held = one.hold

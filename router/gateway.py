@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -33,6 +34,7 @@ from router.metrics import Metrics
 from router.model_list import merged
 from router.outbound import Outbound, key_in
 from router.prompts.production import Prompts
+from router.readiness import Readiness
 from router.receipts import Receipt, ReceiptWriter
 from router.reported import Reported, reported_block_tokens
 from router.signals.load import Load
@@ -72,6 +74,9 @@ class Gateway:
         self._poller: LoadPoller
         self._traffic: TrafficPort
         self._admin: AdminPort
+        self._readiness = Readiness(config.start, self._clock())
+        self._serving = False
+        self._hurried = asyncio.Event()
         self._closers: list[Callable[[], Awaitable[None]]] = []  # in order of starting
 
     @property
@@ -97,7 +102,8 @@ class Gateway:
             raise
 
     async def stop(self) -> None:
-        """Stop accepting, let streams finish for a while, close everything."""
+        """Be ready no more, stop accepting after a delay, let streams finish for a while, close everything."""
+        self._readiness.stopping = True
         while self._closers:
             await self._closers.pop()()
 
@@ -114,7 +120,8 @@ class Gateway:
                 log.info("the certificate was read again")
 
     def cut(self) -> None:
-        """Cut the streams a `stop` in progress is waiting for, visibly."""
+        """Cut the streams a `stop` in progress is waiting for, visibly, and wait for nothing more."""
+        self._hurried.set()
         self._traffic.cut()
 
     async def _start(self) -> None:
@@ -144,10 +151,18 @@ class Gateway:
             self._fleet, self._core.directory, self._session, self._clock, on_pushed_load=self._board.pushed
         )
         self._closers.append(self._sources.stop)
-        self._reported = Reported(self._fleet, self._core, self._sources, self._prompts, self._clock)
+        self._reported = Reported(
+            self._fleet,
+            self._core,
+            self._sources,
+            self._prompts,
+            self._clock,
+            spoke=lambda row: self._traffic.spoke(row),
+            look=lambda: self._traffic.look(),
+        )
         self._sources.follow_store()
-        self._start_poller()
         self._make_traffic_port()
+        self._start_poller()
         await self._start_admin()
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
 
@@ -219,10 +234,10 @@ class Gateway:
             partial(self._outbound.fetcher, max_body_bytes=MAX_PAGE_BYTES),
             on_load=self._board.polled,
             on_up=self._on_up,
-            on_down=self._reported.down,
+            on_probe=self._reported.probed,
             period_s=load.period_s,
+            health_period_s=self._config.health.probe_period_s,
             timeout_s=load.timeout_s,
-            misses_to_down=load.misses_to_down,
             clock=self._clock,
         )
         for row, replica in enumerate(self._fleet.replicas):
@@ -245,9 +260,10 @@ class Gateway:
             writer=self._writer,
             keys=self._keys,
             clock=self._clock,
+            tenants=self._config.admission.shares,
         )
         self._admin = AdminPort(
-            ready=self._ready,
+            not_ready=self._not_ready,
             metrics_text=views.metrics_text,
             fleet=views.fleet,
             pushed=self._sources.pushed,
@@ -291,9 +307,15 @@ class Gateway:
             await self._traffic.start(config.host, config.port, tls=self._tls)
         except OSError as exc:
             raise PortInUse(config.host, config.port, "traffic", exc.strerror or str(exc)) from exc
+        self._serving = True
 
     async def _stop_traffic(self) -> None:
-        await self._traffic.stop(self._config.drain_s)
+        if self._serving and self._config.stop_delay_s:
+            log.info("stopping: requests are accepted for %g s more", self._config.stop_delay_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.stop_delay_s):
+                    await self._hurried.wait()
+        await self._traffic.stop(0.0 if self._hurried.is_set() else self._config.drain_s)
 
     def _open_receipts(self) -> None:
         path = self._config.receipts.path
@@ -335,12 +357,17 @@ class Gateway:
             return 200, msgspec.json.encode({"object": "list", "data": cards})
         if head.path == "/version":
             return 200, msgspec.json.encode({"version": router.__version__})
-        if head.path == "/ready" and not self._ready():
-            return 503, b'{"status":"no replica is up"}'
+        if head.path == "/ready" and (why := self._not_ready()):
+            return 503, msgspec.json.encode({"status": why})
         return 200, b'{"status":"ok"}'
 
+    def _not_ready(self) -> str | None:
+        is_up = self._core.dispatcher.is_up
+        up = any(map(is_up, range(len(self._fleet.replicas))))
+        return self._readiness.why_not(up=up, unheard=lambda: self._sources.unheard(is_up), now_s=self._clock())
+
     def _ready(self) -> bool:
-        return any(self._core.dispatcher.is_up(row) for row in range(len(self._fleet.replicas)))
+        return self._not_ready() is None
 
     def _finished(self, receipt: Receipt) -> None:
         self._metrics.count(receipt)

@@ -14,7 +14,7 @@ Source    circuit breaker: Nygard, Release It!, 2007
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from enum import Enum
 from math import inf
 from typing import Annotated
@@ -31,6 +31,7 @@ LEAST_SHARE = 0.1  # of turns, at the start of a slow start
 class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `health`: when a replica is left alone, and how it comes back."""
 
+    probe_period_s: Seconds = 1.0  # between two questions for health; never oftener than load is asked for
     misses_to_eject: Count = 3  # one missed probe proves nothing
     failures_to_open: Count = 3  # with no success between them; 1 makes every broken request an outage
     trial_interval_s: Seconds = 5.0  # longer spares clients the trials and brings a replica back later
@@ -73,11 +74,11 @@ class Health:
         self._opened_at_s = -inf
         self._probed_at_s = -inf
         self._heard_at_s = -inf
-        self._moved_at_s = -inf  # counters moved, nothing ran, or nothing was known
+        self._still_since_s = inf  # when counters were first seen not to move while requests ran; inf: they do
         self._slow_until_s = -inf  # not every turn until then
         self.at_ease_s = -inf  # from when it may be given any request; inf while its breaker is open
         self._turns = 0.0
-        self._identity: Hashable = None
+        self._identity: dict[str, Hashable] = {}
 
     def state(self) -> State:
         """What is shown of it."""
@@ -97,7 +98,7 @@ class Health:
             self.failures, self.avoid_until_s = 0, -inf
             self._close(now_s, slowly=self._was_up)
             self._was_up = True
-            self._moved_at_s = now_s
+            self._still_since_s = inf
 
     def went_down(self) -> None:
         """It does not answer any more: not chosen until it does."""
@@ -122,17 +123,27 @@ class Health:
         self._watch_progress(now_s, progress, running)
 
     def _watch_progress(self, now_s: float, progress: bool | None, running: float | None) -> None:
-        if progress is not False or not running:
-            self._moved_at_s = now_s
+        if progress is None:
+            return
+        if progress or not running:
+            self._still_since_s = inf
             if progress and self.trouble in (Trouble.FROZEN, Trouble.SILENT):
                 self._next_trial_s = min(self._next_trial_s, now_s)
-        elif now_s - max(self._moved_at_s, self._heard_at_s) >= self._config.frozen_s:
+            return
+        self._still_since_s = min(self._still_since_s, now_s)
+        if now_s - max(self._still_since_s, self._heard_at_s) >= self._config.frozen_s:
             self._open(Trouble.FROZEN, now_s)
 
-    def identified(self, identity: Hashable) -> bool:
-        """Whether another backend answers at the same address than the one known so far."""
-        changed = self._identity is not None and self._identity != identity
-        self._identity = identity
+    def identified(self, facts: Mapping[str, Hashable], now_s: float) -> bool:
+        """Whether another backend answers at the same address than the one known so far; it starts slowly then.
+
+        facts : by which backends can be told apart, those that are known now
+        """
+        known = self._identity
+        changed = any(known.get(name, fact) != fact for name, fact in facts.items())
+        self._identity = dict(facts) if changed else {**known, **facts}
+        if changed:
+            self._close(now_s, slowly=True)
         return changed
 
     # Requests

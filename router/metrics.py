@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from math import nan
 
@@ -13,6 +13,9 @@ from prometheus_client.registry import Collector
 
 from estimators.queueing import waiting_s
 from estimators.view import FleetView
+from router.actions import Outcome
+from router.health import Health
+from router.health import State as HealthState
 from router.receipts import Receipt
 from router.signals.load_board import LoadBoard, Origin
 from router.signals.states import SourceReport
@@ -41,6 +44,9 @@ class Metrics:
         self.decision = Spread(
             "tfirst_decision_seconds", "From a parsed request to its actions", DECISION_BUCKETS, registry=registry
         )
+        self.refusals = Tally(
+            "tfirst_refusals", "Requests the router placed nowhere, by why", ["cause"], registry=registry
+        )
         self.client_requests = Tally(
             "tfirst_client_requests", "Requests by the name of the key they came with", ["client"], registry=registry
         )
@@ -57,6 +63,22 @@ class Metrics:
         self.backlog = Gauge(
             "tfirst_booked_prefill_seconds", "Prefill work booked and not seen done", ["replica"], registry=registry
         )
+        self.health = Gauge(
+            "tfirst_replica_health", "1 for the state each replica is in", ["replica", "state"], registry=registry
+        )
+        self.share = Gauge(
+            "tfirst_replica_share",
+            "Of its turns, how many a replica gets: below 1 it starts slowly",
+            ["replica"],
+            registry=registry,
+        )
+        self.queued = Gauge(
+            "tfirst_queued_requests",
+            "Requests that wait in the router, by configured tenant; all others together have none",
+            ["tenant"],
+            registry=registry,
+        )
+        self.retry_budget = Gauge("tfirst_retry_budget", "Second attempts that could be made now", registry=registry)
         self.up = Gauge("tfirst_replica_up", "1 when the replica answers its probes", ["replica"], registry=registry)
         self.signal_age = Gauge(
             "tfirst_signal_age_seconds", "Age of the last load report; NaN: never seen", ["replica"], registry=registry
@@ -80,6 +102,8 @@ class Metrics:
     def count(self, receipt: Receipt) -> None:
         """Take a finished receipt into account."""
         self.requests.add((receipt.outcome or "",))
+        if receipt.outcome == Outcome.REFUSED.value and receipt.cause is not None:
+            self.refusals.add((receipt.cause,))
         if receipt.client is not None:
             self.client_requests.add((receipt.client,))
         choice = receipt.choice
@@ -113,6 +137,19 @@ class Metrics:
             self.backlog.labels(name).set(head_s + float(waiting[row]))
             self.up.labels(name).set(up(row))
             self.signal_age.labels(name).set(now_s - float(view.sampled_at_s[row]))
+
+    def show_health(self, name: str, health: Health, now_s: float) -> None:
+        """Copy how one replica is doing into gauges; called when somebody scrapes."""
+        now = health.state()
+        for state in HealthState:
+            self.health.labels(name, state.value).set(state is now)
+        self.share.labels(name).set(health.share(now_s))
+
+    def show_queue(self, queued: Mapping[str, int], tenants: Collection[str]) -> None:
+        """The same for who waits. tenants : those with a label, whatever names clients make up"""
+        for tenant in tenants:
+            self.queued.labels(tenant).set(queued.get(tenant, 0))
+        self.queued.labels("").set(sum(waiting for name, waiting in queued.items() if name not in tenants))
 
     def count_elsewhere(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
         """Show totals that somebody else counts, by the values of one label, read when somebody scrapes."""

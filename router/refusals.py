@@ -4,46 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.actions import Cause, Refuse
+from router.actions import Cause, Refuse, Why
 
 
 def unknown_model(model: str, known: Iterable[str]) -> Refuse:
     """Nobody has ever served `model` here. known : models that are served now"""
     names = ", ".join(known) or "none at the moment"
-    return Refuse(404, "NotFoundError", f"The model `{model}` does not exist here; served are: {names}.", param="model")
+    message = f"The model `{model}` does not exist here; served are: {names}."
+    return Refuse(404, "NotFoundError", message, param="model", why=Why.UNKNOWN_MODEL)
 
 
 def nobody_up(only: str, retry_after_s: int) -> Refuse:
     """No replica of the model can take a request now. only : the one that keeps what it goes on from; "" for any"""
     who = f"replica {only}, which keeps this response, is not up" if only else "no replica is up"
-    return Refuse(503, "ServiceUnavailable", f"{who}; try again shortly", retry_after_s=retry_after_s)
+    message = f"{who}; try again shortly"
+    return Refuse(503, "ServiceUnavailable", message, retry_after_s=retry_after_s, why=Why.NOBODY_UP)
 
 
 def keeper_left(replica: str) -> Refuse:
     """The stored response it is about went with a replica that is no part of the fleet any more."""
-    return Refuse(404, "NotFoundError", f"replica {replica}, which kept this response, has left the fleet")
+    message = f"replica {replica}, which kept this response, has left the fleet"
+    return Refuse(404, "NotFoundError", message, why=Why.KEEPER_LEFT)
 
 
 def queue_full(retry_after_s: int) -> Refuse:
     """Every replica is full, and so is the queue."""
-    return Refuse(429, "RateLimitError", "every replica is full and so is the queue", retry_after_s=retry_after_s)
+    message = "every replica is full and so is the queue"
+    return Refuse(429, "RateLimitError", message, retry_after_s=retry_after_s, why=Why.QUEUE_FULL)
 
 
 def queue_timeout(waited_s: float, retry_after_s: int) -> Refuse:
     """It has waited as long as a request may."""
     message = f"every replica was full for the {waited_s:.1f} s that this request could wait"
-    return Refuse(503, "ServiceUnavailable", message, retry_after_s=retry_after_s)
+    return Refuse(503, "ServiceUnavailable", message, retry_after_s=retry_after_s, why=Why.QUEUE_TIMEOUT)
 
 
 def too_late(expected_s: float, deadline_s: float, retry_after_s: int) -> Refuse:
     """No replica is expected to meet its deadline."""
     message = f"the first token would take {expected_s:.1f} s, longer than the {deadline_s:g} s it may take"
-    return Refuse(429, "RateLimitError", message, retry_after_s=retry_after_s)
+    return Refuse(429, "RateLimitError", message, retry_after_s=retry_after_s, why=Why.TOO_LATE)
 
 
 def internal() -> Refuse:
     """The router failed by itself."""
-    return Refuse(500, "InternalServerError", "The router failed to place this request.")
+    return Refuse(500, "InternalServerError", "The router failed to place this request.", why=Why.INTERNAL)
 
 
 def attempts_failed(replica: str, cause: Cause, why_no_more: str, retry_after_s: int) -> Refuse:

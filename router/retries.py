@@ -27,11 +27,12 @@ class RetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class RetryBudget:
-    """Tokens for attempts after the first. Starts full."""
+    """Tokens for attempts after the first. Starts full. made, denied : attempts that were asked for, so far"""
 
     def __init__(self, config: RetryConfig) -> None:
         self._share, self._per_s, self._burst = config.share, config.per_s, config.burst
         self._tokens = config.burst
+        self.made = self.denied = 0
         self._counted_to_s = inf  # nothing was counted yet
 
     def request(self, now_s: float) -> None:
@@ -42,8 +43,10 @@ class RetryBudget:
         """Spend one token, if there is one."""
         self._refill(now_s, 0.0)
         if self._tokens < 1.0:
+            self.denied += 1
             return False
         self._tokens -= 1.0
+        self.made += 1
         return True
 
     def left(self, now_s: float) -> float:

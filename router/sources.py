@@ -27,6 +27,7 @@ from router.signals.discovery import Published, published
 from router.signals.load import Load
 from router.signals.load_push import LoadListener
 from router.signals.ranks import configured_addresses, row_of_topic, rows_by_url
+from router.signals.sequence import State
 from router.signals.shared import SharedSubscriber
 from router.signals.states import Carrier, SourceReport, SourceWatch, missing_report, report_of
 from router.signals.stream import Stream
@@ -170,6 +171,17 @@ class EventSources:
         if STORE_NAME in self.subscribers or STORE_NAME in self._intake.streams:
             reports.append(self._stream_report(STORE_NAME, now_s) or missing_report(STORE_NAME))
         return reports
+
+    def unheard(self, up: Callable[[int], bool]) -> list[str]:
+        """Replicas that are up, and the store, whose events are awaited and not followed yet."""
+        reports = self.reports()
+        awaited = [row for row in range(len(self._names)) if up(row) and row not in self._guessed]
+        stores = range(len(self._names), len(reports))
+        return [
+            report.name
+            for report in (reports[row] for row in (*awaited, *stores))
+            if not report.connected or report.state is State.REPLAYING
+        ]
 
     async def stop(self) -> None:
         """End all tasks and sockets."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ from estimators.queueing import waiting_s
 from router.assemble import Core
 from router.beside_events import BesideEvents
 from router.fleet import Fleet
+from router.health import Health
 from router.http.server import TrafficPort
 from router.keys_file import KeysFile
 from router.metrics import Metrics
@@ -25,7 +26,7 @@ from router.sources import EventSources
 
 
 class Views:
-    """Reads the router's parts when somebody asks; keeps nothing."""
+    """Reads the router's parts when somebody asks; keeps nothing. tenants : those shown by name in metrics"""
 
     def __init__(
         self,
@@ -42,7 +43,9 @@ class Views:
         writer: ReceiptWriter | None,
         keys: KeysFile | None,
         clock: Callable[[], float],
+        tenants: Collection[str],
     ) -> None:
+        self._tenants = tenants
         self._fleet = fleet
         self._core = core
         self._metrics = metrics
@@ -72,6 +75,13 @@ class Views:
                 "poller_error": poller.errors,
             },
         )
+        retries = core.dispatcher.retries
+        metrics.count_elsewhere(
+            "tfirst_retries",
+            "Second attempts of requests, by whether the budget let them",
+            "result",
+            lambda: {"made": retries.made, "denied": retries.denied},
+        )
         metrics.count_elsewhere(
             "tfirst_cache_events", "Cache events by what became of them", "result", self._event_totals
         )
@@ -85,6 +95,10 @@ class Views:
         metrics, dispatcher, now_s = self._metrics, self._core.dispatcher, self._clock()
         dispatcher.settle(now_s)
         metrics.show_fleet(dispatcher.view, dispatcher.is_up, self._fleet.step_tokens, now_s)
+        for row, name in enumerate(dispatcher.view.names):
+            metrics.show_health(name, dispatcher.health(row), now_s)
+        metrics.show_queue(dispatcher.queued, self._tenants)
+        metrics.retry_budget.set(dispatcher.retries.left(now_s))
         for tier, blocks in self._core.directory.stats().blocks.items():
             metrics.directory_blocks.labels(tier.value).set(blocks)
         for report in self._sources.reports():
@@ -105,6 +119,7 @@ class Views:
                 "url": replica.url,
                 "card": replica.card,
                 "up": dispatcher.is_up(row),
+                "health": _health(dispatcher.health(row), now_s),
                 "models": dispatcher.models_of(row),
                 "booked": int(view.booked[row]),
                 "decoding": int(view.decode_batch[row]),
@@ -128,6 +143,12 @@ class Views:
             "policy": dispatcher.policy_name,
             "block_tokens": self._core.prompts.block_tokens,
             "in_flight": dispatcher.in_flight,
+            "queued": dispatcher.queued,
+            "retries": {
+                "made": dispatcher.retries.made,
+                "denied": dispatcher.retries.denied,
+                "left": dispatcher.retries.left(now_s),
+            },
             "replicas": replicas,
             "event_sources": [_source(report) for report in self._sources.reports()],
             "directory_blocks": {tier.value: n for tier, n in self._core.directory.stats().blocks.items()},
@@ -138,6 +159,15 @@ class Views:
 
     def _event_totals(self) -> dict[str, float]:
         return asdict(self._core.directory.stats().totals)
+
+
+def _health(health: Health, now_s: float) -> dict[str, Any]:
+    return {
+        "state": health.state().value,
+        "trouble": None if health.trouble is None else health.trouble.value,
+        "share": health.share(now_s),
+        "failures": health.failures,
+    }
 
 
 def known(value: float) -> float | None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import router
+from router.admission import AdmissionConfig
 from router.beside_events import check_other_tiers
 from router.config import PolicyConfig, ReceiptConfig, RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
@@ -122,12 +123,22 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     console.print(f"clients   {'anybody: no client_keys' if keys is None else f'with a key: {len(keys)} known'}")
     console.print(f"admin     {config.admin_host}:{config.admin_port}")
     console.print(f"prompts   {config.prompts.source}")
+    console.print(f"queue     {queue_in_words(config.admission)}")
     console.print(f"POST      /events {'with the admin key' if posting else 'refused: no admin_key_env'}")
     console.print(f"receipts  {receipts or 'not written'}")
     console.print(f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}")
     console.print(table)
     console.print("The configuration is valid.")
     return 0
+
+
+def queue_in_words(config: AdmissionConfig) -> str:
+    """What `admission` does, for an operator."""
+    if not config.limits:
+        return "none: admission names no limit"
+    limits = {"in flight": config.max_in_flight, "before their first token": config.max_prefills}
+    most = " and ".join(f"{limit} {where}" for where, limit in limits.items() if limit is not None)
+    return f"by {config.order}, at most {config.max_queued} requests, beside {most} on each replica"
 
 
 async def serve(config: RouterConfig, fleet: Fleet) -> int:

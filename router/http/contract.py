@@ -27,8 +27,8 @@ class Decider(Protocol):
     to `failed` for an overloaded replica leaves it open, its answer is relayed, and `finished` closes it. Each `Hold`
     is followed by one action that names it, from any later call, or closed by `left`.
 
-    waits : whether any request is held; `due` is wanted at `next_due_s` then, which changes with every call. It may
-        have passed already; None: nothing is due
+    next_due_s : while any request is held, when `due` is wanted. Changes with every call, and may have passed already;
+        None: nothing is due
     `now_s` is the clock's value, in seconds. None of these raises in normal operation; if one does, the client
     gets a 500 and the relay lets go of everything.
     """
@@ -40,8 +40,6 @@ class Decider(Protocol):
     def cancelled(self, sent: Send, now_s: float) -> list[Action]: ...
     def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]: ...
     def due(self, now_s: float) -> list[Action]: ...
-    @property
-    def waits(self) -> bool: ...
     @property
     def next_due_s(self) -> float | None: ...
 

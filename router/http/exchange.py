@@ -427,7 +427,7 @@ class Exchange:
         decider, hold, sent = self._shared.decider, self._hold, self._put_away()
         if hold is not None:
             self._hold = None
-            self._ask(partial(decider.left, too_long=cause is not None), hold)
+            self._shared.messenger.leave(self, partial(decider.left, too_long=cause is not None), hold)
         if sent is not None:
             self._granted = None
             self._ask(decider.cancelled, sent) if cause is None else self._ask(decider.failed, sent, cause)

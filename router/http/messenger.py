@@ -20,6 +20,7 @@ from router.actions import Action, Hold, Refuse, Send
 from router.http.contract import Clock, Decider
 
 _LEAST_S = 0.001  # between two looks: the loop counts whole milliseconds
+_AFTER_BUG_S = 1.0  # until the next look after one that raised, so that a mistake costs no processor
 
 _log = logging.getLogger(__name__)
 
@@ -48,27 +49,26 @@ class Messenger:
         self._clock = clock
         self._internal_error = internal_error
         self._granted: deque[Waiter] = deque()
+        self._waiting = 0  # how many are held
         self._carrying = False
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = inf  # when the timer looks
 
     def ask(self, waiter: Waiter | None, rule: Callable[..., list[Action]], *facts: object) -> list[Action] | None:
         """The decider's answer for the one who asks, a `Hold` left out; None when it raised."""
-        try:
-            actions = rule(*facts, self._clock())
-        except Exception:
-            self._internal_error()
-            _log.exception("the decider raised")
-            actions = None
-        if actions:
-            actions = self._sorted(waiter, actions)
-        if self._decider.waits:
+        actions = self._put(waiter, rule, *facts)
+        if self._waiting:
             self._watch()
         return actions
 
+    def leave(self, waiter: Waiter, rule: Callable[..., list[Action]], hold: Hold) -> None:
+        """Tell the decider by `rule` that one who waits does not wait any more."""
+        self._waiting -= 1
+        self.ask(waiter, rule, hold)
+
     def look(self) -> None:
         """Somebody told the decider of a replica: who waits may go, or has nowhere to go."""
-        if self._decider.waits:
+        if self._waiting:
             self._watch()
 
     def stop(self) -> None:
@@ -76,6 +76,15 @@ class Messenger:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._due_s = None, -inf
+
+    def _put(self, waiter: Waiter | None, rule: Callable[..., list[Action]], *facts: object) -> list[Action] | None:
+        try:
+            actions = rule(*facts, self._clock())
+        except Exception:
+            self._internal_error()
+            _log.exception("the decider raised")
+            return None
+        return self._sorted(waiter, actions) if actions else actions
 
     # -- actions
 
@@ -88,12 +97,14 @@ class Messenger:
             if isinstance(action, Hold):
                 assert waiter is not None, "only who asks is made to wait"
                 action.owner = waiter
+                self._waiting += 1
                 waiter.held(action)
             elif action.held is None:
                 own.append(action)
             else:
                 others = True
                 owner: Waiter = action.held.owner
+                self._waiting -= 1
                 owner.granted(action)
                 self._granted.append(owner)
         if others and not self._carrying:
@@ -119,12 +130,18 @@ class Messenger:
         due_s = self._decider.next_due_s
         if due_s is None or self._due_s <= due_s:
             return
+        self._due_s = due_s
+        self._look_in(max(_LEAST_S, due_s - self._clock()))
+
+    def _look_in(self, wait_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        wait_s = max(_LEAST_S, due_s - self._clock())
-        self._due_s = due_s
         self._timer = self._loop.call_at(self._loop.time() + wait_s, self._fired)
 
     def _fired(self) -> None:
         self._timer, self._due_s = None, inf
-        self.ask(None, self._decider.due)
+        if self._put(None, self._decider.due) is None:
+            self._due_s = -inf
+            self._look_in(_AFTER_BUG_S)
+        elif self._waiting:
+            self._watch()

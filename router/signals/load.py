@@ -27,6 +27,7 @@ class Load:
     prefix_queries, prefix_hits : tokens asked of and found in the prefix cache since the start
     cache_hit_rate : recent share of cached prompt tokens, 0..1 (SGLang)
     prefill_tokens, prefill_busy_s : prompt tokens computed since the start, and the time that took (SGLang)
+    prompt_tokens, generated_tokens : of all requests since the start; standing still while requests run, it is stuck
     started_s : Unix time at which the process started; a change means an empty cache
     asleep : whether the engine has released its memory
     anomalies : values of wanted names that could not be used
@@ -46,6 +47,8 @@ class Load:
     cache_hit_rate: float | None = None
     prefill_tokens: float | None = None
     prefill_busy_s: float | None = None
+    prompt_tokens: float | None = None
+    generated_tokens: float | None = None
     started_s: float | None = None
     asleep: bool | None = None
     anomalies: int = 0
@@ -71,6 +74,8 @@ _SUMMED = (
     "prefix_hits",
     "prefill_tokens",
     "prefill_busy_s",
+    "prompt_tokens",
+    "generated_tokens",
 )
 
 

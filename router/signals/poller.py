@@ -1,10 +1,10 @@
 """Ask every endpoint again and again: is it up, what does it serve, how busy is it.
 
 Model     each `period_s` one round per endpoint for its load; /health with it, but while all is well no oftener than
-          `health_period_s`; and, while its models are not known or due again, /v1/models. Up after one good answer,
-          down after `misses_to_down` bad ones in a row. Endpoints are asked a few together, and those groups are
-          spread over the period. A round in which all is as it was runs in callbacks (`_ask_quickly`), any other as a
-          task (`poll_once`)
+          `health_period_s`; and, while its models are not known or due again, /v1/models. Up after one good answer;
+          whether it is down after a bad one, somebody else judges. Endpoints are asked a few together, and those groups
+          are spread over the period. A round in which all is as it was runs in callbacks (`_ask_quickly`), any other
+          as a task (`poll_once`)
 Valid     vLLM, SGLang and anything with one of /health and /v1/models. Load comes from /metrics; where that names
           none, or is SGLang's (whose page lags by up to 40 steps), from /v1/loads or /get_load
 Blind to  an engine that is stuck while its HTTP side still answers: progress of requests must show that
@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -86,7 +86,8 @@ class LoadPoller:
     fetcher : makes the owner of a kept connection to a base URL
     on_load : (row, load, sent_s, received_s) after each answered question for the load; `Load()` when it holds nothing
     on_up : (row, models) when an endpoint comes up, and again when the models it names or their weights change
-    on_down : (row, reason) after `misses_to_down` bad rounds in a row
+    on_probe : (rows, reason) after each question for health, of all rows of the endpoint; reason : why it counts as
+        missed, None when it was answered well. Whether any of them is up still, which counts after a miss
     period_s : seconds between the starts of two rounds, > 0; a slow round delays the next, never overlaps it
     health_period_s : least time between two questions for health, >= 0; an unanswered or missed one is followed at once
     timeout_s : for each request, > 0
@@ -99,25 +100,23 @@ class LoadPoller:
         *,
         on_load: Callable[[int, Load, float, float], object],
         on_up: Callable[[int, tuple[str, ...]], object],
-        on_down: Callable[[int, str], object],
+        on_probe: Callable[[Collection[int], str | None], bool],
         period_s: float = 0.5,
         health_period_s: float = 1.0,
         timeout_s: float = 2.0,
-        misses_to_down: int = 3,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not (period_s > 0 and timeout_s > 0 and health_period_s >= 0 and misses_to_down >= 1):
-            raise ValueError("period_s and timeout_s must be positive, misses_to_down at least 1")
+        if not (period_s > 0 and timeout_s > 0 and health_period_s >= 0):
+            raise ValueError("period_s and timeout_s must be positive")
         self.endpoints: dict[str, Polled] = {}
         self.errors = 0  # unexpected exceptions; the round was abandoned
         self._fetcher_of = fetcher
         self._on_load = on_load
         self._on_up = on_up
-        self._on_down = on_down
+        self._on_probe = on_probe
         self._period_s = period_s
         self._health_period_s = 0.9 * health_period_s  # rounds are not exact
         self._timeout_s = timeout_s
-        self._misses_to_down = misses_to_down
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._answers: deque[tuple[Polled, Answer | Exception]] = deque()  # come and not read
@@ -204,6 +203,7 @@ class LoadPoller:
     def _health_came(self, endpoint: Polled, answer: Answer | Exception) -> None:
         if isinstance(answer, Answer) and answer.status == 200:
             endpoint.misses = 0
+            self._on_probe(endpoint.rows, None)
         elif not self._stopped:
             endpoint._health_at_s = float("-inf")  # the next round asks again, and judges
 
@@ -296,14 +296,13 @@ class LoadPoller:
             for row in endpoint.rows:
                 self._on_up(row, names)
         endpoint.up = True
+        self._on_probe(endpoint.rows, None)
 
     def _missed(self, endpoint: Polled, health: Answer) -> None:
         endpoint.misses += 1
-        if endpoint.misses == self._misses_to_down:
+        reason = f"/health answered {health.status}" if health.status else health.body.decode(errors="replace")
+        if not self._on_probe(endpoint.rows, reason):
             endpoint.up = False
-            reason = f"/health answered {health.status}" if health.status else health.body.decode(errors="replace")
-            for row in endpoint.rows:
-                self._on_down(row, reason)
 
     # Load
 

@@ -32,6 +32,8 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "used_tokens": ("sglang:num_used_tokens",),
     "max_tokens": ("sglang:max_total_num_tokens",),
     "cache_hit_rate": ("sglang:cache_hit_rate",),
+    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+    "generated_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
     "block_size": ("sglang:page_size",),
     "num_gpu_blocks": ("sglang:num_pages",),
 }

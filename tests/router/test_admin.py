@@ -28,7 +28,7 @@ class Taken:
 
 @asynccontextmanager
 async def a_port(taken: Taken | None, key: str | None = "s3cret") -> AsyncIterator[str]:
-    port = AdminPort(ready=lambda: True, metrics_text=lambda: b"", fleet=dict, pushed=taken, key=key)
+    port = AdminPort(not_ready=lambda: None, metrics_text=lambda: b"", fleet=dict, pushed=taken, key=key)
     await port.start("127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{port.port}"

@@ -244,3 +244,11 @@ def test_work_ahead_is_that_of_smaller_keys_and_what_other_groups_are_due() -> N
     for key in (1.0, 2.0, 3.0):
         backlog.put(a_ticket(key, group="other", work_s=0.75))
     assert backlog.ahead_s(mine) == pytest.approx(2.0 + 2.0)
+
+
+def test_of_groups_with_equally_many_places_the_newcomers_gives_up_its_own() -> None:
+    backlog = Backlog(places=2)
+    waiting = [a_ticket(group=name) for name in ("a", "b")]
+    assert [backlog.put(ticket) for ticket in waiting] == [None, None]
+    late = a_ticket(group="c")
+    assert backlog.put(late) is late

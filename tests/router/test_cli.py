@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import router
+from router.admission import AdmissionConfig
 from router.cli.main import main
+from router.cli.serve import queue_in_words
 from router.keys import key_line, parse_keys
 
 
@@ -89,7 +91,7 @@ def test_policies_lists_each_rule_with_what_it_reads_and_its_source() -> None:
 def test_check_prints_what_would_be_done_and_ends_well() -> None:
     done = tfirst("serve", "--worker-urls", URL, "--policy", "ttft", "--check")
     assert done.returncode == 0, done.stderr
-    for part in ("ttft", "0.0.0.0:30000", "0.0.0.0:29000", "127.0.0.1:9", "valid"):
+    for part in ("ttft", "0.0.0.0:30000", "0.0.0.0:29000", "127.0.0.1:9", "none: admission names no limit", "valid"):
         assert part in done.stdout
 
 
@@ -237,3 +239,17 @@ def test_a_signal_ends_the_router_cleanly_even_with_no_replica_up(number: signal
         process.send_signal(number)
         assert process.wait(timeout=10) == 0
         assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (AdmissionConfig(), "none: admission names no limit"),
+        (
+            AdmissionConfig(max_in_flight=64, max_prefills=2, order="wspt"),
+            "by wspt, at most 1000 requests, beside 64 in flight and 2 before their first token on each replica",
+        ),
+    ],
+)
+def test_check_says_what_waits_where(config: AdmissionConfig, words: str) -> None:
+    assert queue_in_words(config) == words

@@ -174,6 +174,7 @@ def test_a_returning_replica_gets_a_growing_share() -> None:
 
 def test_another_backend_at_the_same_address_is_noticed_and_what_was_learned_is_forgotten() -> None:
     bench = Bench("A100", doubts=True)
-    assert not bench.dispatcher.identified(0, ("m1", "0.11.2", 1000.0))
-    assert not bench.dispatcher.identified(0, ("m1", "0.11.2", 1000.0))
-    assert bench.dispatcher.identified(0, ("m1", "0.12.0", 2000.0))
+    old, new = {"models": "m1", "started": 1000.0}, {"models": "m1", "started": 2000.0}
+    assert not bench.dispatcher.identified(0, old, 0.0)
+    assert not bench.dispatcher.identified(0, old, 1.0)
+    assert bench.dispatcher.identified(0, new, 2.0)

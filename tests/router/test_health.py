@@ -67,7 +67,7 @@ def test_a_frozen_engine_whose_probes_are_answered_is_noticed_when_a_first_byte_
         health.probed(now_s, alive=True, progress=False, running=2.0)
         if found_s is None and health.state() is State.OPEN:
             found_s = now_s
-    assert found_s == CONFIG.frozen_s
+    assert found_s == 0.5 + CONFIG.frozen_s, "counted from when it was first seen to stand still"
     assert health.trouble is Trouble.FROZEN
 
 
@@ -210,9 +210,44 @@ def test_without_slow_start_a_return_is_whole_at_once() -> None:
     assert health.takes_turn(50.0)
 
 
+def test_a_page_that_is_missed_now_and_then_hides_no_frozen_engine() -> None:
+    health = healthy()
+    for step in range(1, 10):
+        health.probed(step * 0.5, alive=True, progress=None if step % 2 else False, running=2.0)
+    assert health.trouble is Trouble.FROZEN
+
+
+def test_counters_that_nobody_sees_freeze_nobody() -> None:
+    health = healthy()
+    for step in range(1, 100):
+        health.probed(step * 0.5, alive=True, progress=None, running=2.0)
+    assert health.state() is State.CLOSED
+
+
 def test_another_backend_at_the_same_address_is_noticed_once() -> None:
     health = healthy()
-    assert [health.identified(name) for name in ("v1", "v1", "v2", "v2", "v1")] == [False, False, True, False, True]
+    said = ("v1", "v1", "v2", "v2", "v1")
+    assert [health.identified({"model": name}, 1.0) for name in said] == [False, False, True, False, True]
+
+
+def test_what_was_not_known_of_a_backend_before_makes_it_no_other() -> None:
+    health = healthy()
+    assert not health.identified({"model": "m"}, 1.0)
+    assert not health.identified({"started": 5.0}, 1.0)
+    assert not health.identified({}, 1.0)
+    assert health.identified({"started": 6.0}, 1.0)
+    assert not health.identified({"model": "other"}, 1.0), "of the new one only its start was known"
+
+
+def test_another_backend_starts_slowly_and_owes_nothing_for_the_one_before() -> None:
+    health = healthy()
+    health.identified({"started": 1.0}, 0.0)
+    for now_s in (1.0, 1.1, 1.2):
+        health.failed(Trouble.SILENT, now_s)
+    assert health.state() is State.OPEN
+    health.identified({"started": 2.0}, 3.0)
+    assert health.state() is State.CLOSED
+    assert health.share(3.0) < 1.0
 
 
 STEP = st.tuples(

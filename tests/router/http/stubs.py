@@ -239,7 +239,6 @@ class Decisions:
     def due(self, now_s: float) -> list[Action]:
         raise AssertionError("nothing is ever due here")
 
-    waits = False
     next_due_s: float | None = None
 
     def of(self, kind: str) -> list[Any]:

@@ -31,7 +31,6 @@ class Loop(HeldLoop):
 class Rules:
     """A decider of which only time and who waits are of interest."""
 
-    waits = True
     next_due_s: float | None = None
 
     def __init__(self) -> None:
@@ -157,7 +156,7 @@ def test_a_decider_that_raises_is_counted_and_nothing_is_done() -> None:
 def test_what_is_due_is_asked_for_when_it_is_and_soon_when_it_was(due_s: float) -> None:
     table = Table()
     table.rules.next_due_s = due_s
-    table.ask(None)
+    a_wait(table, Waiter())
     table.loop.advance_to(max(0.0, due_s) + 0.01)
     (asked_s,) = table.rules.asked_s
     assert max(0.0, due_s) <= asked_s <= max(0.0, due_s) + 0.01
@@ -165,6 +164,7 @@ def test_what_is_due_is_asked_for_when_it_is_and_soon_when_it_was(due_s: float) 
 
 def test_a_sooner_wish_moves_the_timer_and_a_later_one_leaves_it() -> None:
     table = Table()
+    a_wait(table, Waiter())
     for due_s in (9.0, 3.0, 7.0):
         table.rules.next_due_s = due_s
         table.messenger.look()
@@ -175,13 +175,40 @@ def test_a_sooner_wish_moves_the_timer_and_a_later_one_leaves_it() -> None:
     assert len(table.loop.live) == 0
 
 
-def test_no_timer_runs_while_nobody_waits_or_after_the_end() -> None:
-    table = Table()
-    table.rules.waits, table.rules.next_due_s = False, 1.0
+@pytest.mark.parametrize("how", ["nobody came", "granted", "left"])
+def test_no_timer_is_made_while_nobody_waits(how: str) -> None:
+    table, waiter = Table(), Waiter()
+    if how != "nobody came":
+        hold = a_wait(table, waiter)
+        if how == "granted":
+            table.ask(None, a_refusal(hold))
+        else:
+            table.messenger.leave(waiter, lambda hold, now_s: [], hold)
+    table.rules.next_due_s = 1.0
     table.ask(None)
     table.messenger.look()
     assert table.loop.live == []
-    table.rules.waits = True
+
+
+def test_a_decider_that_raises_when_something_is_due_is_asked_again_and_not_all_the_time() -> None:
+    table = Table()
+    a_wait(table, Waiter())
+
+    def raises(now_s: float) -> list[Action]:
+        table.rules.asked_s.append(now_s)
+        raise RuntimeError("a bug")
+
+    table.rules.due = raises  # type: ignore[method-assign]
+    table.rules.next_due_s = -1e9
+    table.messenger.look()
+    table.loop.advance_to(10.0)
+    assert 9 <= len(table.rules.asked_s) <= 11
+
+
+def test_no_timer_runs_after_the_end() -> None:
+    table = Table()
+    a_wait(table, Waiter())
+    table.rules.next_due_s = 1.0
     table.messenger.look()
     table.messenger.stop()
     table.messenger.look()

@@ -20,6 +20,7 @@ from tests.router.http.stubs import (
     answer,
     chunk,
     on_uvloop,
+    post,
     until,
 )
 from tests.router.http.waiting_bench import Books, a_limited_port, a_post
@@ -223,3 +224,23 @@ async def test_whoever_leaves_whenever_every_request_ends_once_and_no_place_is_l
     ended = [receipt.request_id for receipt in books.receipts]
     assert len(ended) == len(set(ended))
     assert {receipt.outcome for receipt in books.receipts} <= {"ok", "cancelled", "refused", "failed"}
+
+
+@on_uvloop
+async def test_a_request_that_is_aborted_while_it_waits_is_answered_and_forgotten() -> None:
+    script = Gated()
+    async with a_replica(script) as replica:
+        books = Books([replica.url], max_in_flight=1)
+        async with a_limited_port(books) as port, a_client(port) as one, a_client(port) as two, a_client(port) as three:
+            one.writer.write(a_post("1"))
+            await until(lambda: script.names == ["1"])
+            two.writer.write(a_post("2"))
+            await until(lambda: books.queued == 1)
+            aborted = await three.ask(post(b'{"rid":"2"}', target=b"/abort_request"))
+            assert aborted.status == 200
+            assert (await two.read()).status == 400
+            assert books.queued == 0
+            script.end("1").set()
+            assert (await one.read()).status == 200
+    assert books.outcomes == {"2": "cancelled", "1": "ok"}
+    assert script.names == ["1"]

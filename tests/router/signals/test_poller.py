@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -65,6 +66,8 @@ class Heard:
         self.loads: list[tuple[int, Load, float, float]] = []
         self.ups: list[tuple[int, tuple[str, ...]]] = []
         self.downs: list[tuple[int, str]] = []
+        self.misses: Counter[int] = Counter()  # in a row, by the endpoint's first row
+        self.answers: Counter[int] = Counter()
         self._changed = asyncio.Event()
 
     def on_load(self, row: int, load: Load, sent_s: float, received_s: float) -> None:
@@ -75,9 +78,15 @@ class Heard:
         self.ups.append((row, models))
         self._changed.set()
 
-    def on_down(self, row: int, reason: str) -> None:
-        self.downs.append((row, reason))
+    def on_probe(self, rows: Collection[int], reason: str | None) -> bool:
+        """Down after three misses in a row."""
+        first = min(rows)
+        self.misses[first] = 0 if reason is None else self.misses[first] + 1
+        self.answers[first] += reason is None
+        if self.misses[first] == 3 and reason is not None:
+            self.downs += [(row, reason) for row in rows]
         self._changed.set()
+        return self.misses[first] < 3
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -103,7 +112,7 @@ async def a_poller(
         partial(a_fetcher, max_page_bytes=max_page_bytes),
         on_load=heard.on_load,
         on_up=heard.on_up,
-        on_down=heard.on_down,
+        on_probe=heard.on_probe,
         period_s=period_s,
         health_period_s=health_period_s,
         timeout_s=timeout_s,
@@ -156,6 +165,16 @@ async def test_three_misses_in_a_row_are_down_once_and_the_next_answer_is_up_aga
         engine.health = 200
         await rounds(poller, 1)
     assert heard.ups == [(0, ("m1", "ad-1"))] * 2
+
+
+async def test_every_question_for_health_is_reported_whichever_way_it_was_asked() -> None:
+    heard = Heard()
+    async with Engine().serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url)
+        await rounds(poller, 1)
+        assert heard.answers[0] == 1
+        poller.start()
+        await heard.until(lambda: heard.answers[0] > 5)
 
 
 async def test_misses_that_are_not_in_a_row_change_nothing() -> None:
@@ -444,7 +463,7 @@ async def test_parents_of_adapters_can_be_looked_up_when_a_replica_is_reported_u
             a_fetcher,
             on_load=lambda *_: None,
             on_up=lambda row, models: seen.append(dict(poller.endpoints[url].parents)),
-            on_down=lambda *_: None,
+            on_probe=lambda *_: True,
         )
         poller.watch(0, url)
         await poller.poll_once(poller.endpoints[url])
@@ -458,4 +477,4 @@ def test_a_model_list_tells_where_the_weights_of_adapters_come_from() -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
-        LoadPoller(a_fetcher, on_load=print, on_up=print, on_down=print, period_s=0.0)
+        LoadPoller(a_fetcher, on_load=print, on_up=print, on_probe=lambda *_: True, period_s=0.0)
