@@ -59,6 +59,9 @@ class FewEstimates(Estimates):
         self._few: list[Few] | None = None
         self.age_s = age_s
         self.around = around
+        self._factor_rps = queue_factor_rps(
+            arrival_rps=around.arrival_rps, utilisation=around.arrival_rps * around.mean_compute_s
+        )
         self.prompt_tokens = prompt_tokens
         self.pace_scale = view.pace_scale.copy()  # prices may be asked for when it has moved on
         self.weights_s = view.weights_s
@@ -88,12 +91,8 @@ class FewEstimates(Estimates):
     def few(self) -> list[Few]:
         if self._few is None:
             width, each = self._width, list(zip(self._of_rows, self._of_paths, self.pace_scale.tolist(), strict=True))
-            around = self.around
-            factor_rps = queue_factor_rps(
-                arrival_rps=around.arrival_rps, utilisation=around.arrival_rps * around.mean_compute_s
-            )
             self._few = [
-                Few(column, row, *self._priced(own, of_paths, column, factor_rps, pace_scale))
+                Few(column, row, *self._priced(own, of_paths, column, pace_scale))
                 for column in range(self._paths)
                 for row, (own, of_paths, pace_scale) in enumerate(each)
                 if of_paths[_POSSIBLE * width + column]
@@ -110,12 +109,8 @@ class FewEstimates(Estimates):
 
     def _one_at(self, column: int, row: int) -> One:
         own, of_paths, width = self._of_rows[row], self._of_paths[row], self._width
-        around = self.around
-        factor_rps = queue_factor_rps(
-            arrival_rps=around.arrival_rps, utilisation=around.arrival_rps * around.mean_compute_s
-        )
         expected_s, pace_s, queue_price_s, decode_price_s = self._priced(
-            own, of_paths, column, factor_rps, self.pace_scale.item(row)
+            own, of_paths, column, self.pace_scale.item(row)
         )
         local = of_paths[_REUSED * width + _LOCAL]
         return One(
@@ -143,7 +138,7 @@ class FewEstimates(Estimates):
         )
 
     def _priced(
-        self, own: Numbers, of_paths: Numbers, column: int, factor_rps: float, pace_scale: float
+        self, own: Numbers, of_paths: Numbers, column: int, pace_scale: float
     ) -> tuple[float, float, float, float]:
         """Expected first token, pace and both prices of one candidate, as the properties of `Estimates` have them."""
         width = self._width
@@ -153,7 +148,7 @@ class FewEstimates(Estimates):
             recompute_s = of_paths[_FIRST * width + _RECOMPUTE]
             expected_s = (own[_STORED] - recompute_s) * of_paths[_STORED_PROBABILITY * width + column] + recompute_s
             expected_s += (first_s - recompute_s) * of_paths[_HIT * width + column]
-        queue_price_s = factor_rps * work_s * (2.0 * own[_QUEUE] + work_s)
+        queue_price_s = self._factor_rps * work_s * (2.0 * own[_QUEUE] + work_s)
         decode_price_s = own[_DECODING] * work_s + pace_scale * own[_GROWTH] * own[_REMAINING]
         return expected_s, own[_PACE], queue_price_s, decode_price_s
 

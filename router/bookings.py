@@ -265,8 +265,7 @@ class Ledger:
         view, row = self._view, booking.row
         behind = len(self._waiting[row]) - 1
         if behind <= 0:  # nothing is left; also clears what rounding left
-            for column in view.waiting:
-                column[row] = 0.0
+            view.waiting[:, row] = 0.0
             return
         view.waiting_linear_s[row] += sign * booking.linear_s
         view.waiting_attention_s[row] += sign * booking.attention_s
