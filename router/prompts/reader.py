@@ -240,6 +240,8 @@ def size_of(fields: Body, largest_walk: int = LARGEST_WALK) -> tuple[int, bool]:
     largest_walk : bytes of a field that is looked into; a longer one counts by its length
     """
     walked = fields.given(PROMPT_FIELDS)
+    if not largest_walk:
+        return sum(map(len, walked.values())) + len(fields.raw("tools")), False
     unread = 0
     for name in [name for name, view in walked.items() if len(view) > largest_walk]:
         unread += len(walked.pop(name))

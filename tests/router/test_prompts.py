@@ -334,3 +334,11 @@ def test_the_id_that_a_body_gives_its_request_is_known(body: dict[str, Any], own
 @pytest.mark.parametrize(("said", "continues"), [("resp_1", "resp_1"), (None, ""), (7, ""), ("x" * 1000, "")])
 def test_the_response_that_a_request_goes_on_from_is_known(said: object, continues: str) -> None:
     assert facts({"input": "x", "previous_response_id": said}, FakeHead("/v1/responses")).continues == continues
+
+
+def test_a_prompt_whose_length_matters_to_nobody_is_not_looked_into() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "\u00e9" * 100}], "tools": [{"type": "function"}]}
+    read = PromptReader(16, largest_walk=0).facts_of(FakeHead("/v1/chat/completions"), json.dumps(body).encode())
+    assert isinstance(read, RequestFacts)
+    written = len(json.dumps(body["messages"])) + len(json.dumps(body["tools"]))
+    assert (read.prompt_tokens, read.prompt_exact, read.prompt_characters) == (written // 4, False, 0)
