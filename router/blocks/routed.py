@@ -9,6 +9,7 @@ Errors    both ways: this is a guess, and `Match.approximate` says so
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
@@ -37,16 +38,16 @@ class Routed:
         self.claims.last_event_s = now_s
         by_use = self._by_use
         kept = hashes[: self._capacity // each]
-        # Blocks it had and others apart: either kind is taken in at once, a mixture one after the other.
-        fresh = {block: block for block in kept if block not in by_use}
-        again = {block: block for block in kept if block in by_use}
+        had = bisect_left(kept, True, key=lambda block: block not in by_use)  # no block stays longer than those before
+        again, fresh = kept[:had], kept[had:]
+        before = len(by_use)
         by_use.update(dict.fromkeys(fresh, each))
-        self._taken += each * len(fresh)
+        self._taken += each * (len(by_use) - before)
         deque(map(by_use.move_to_end, reversed(kept)), maxlen=0)  # the tail goes first, as engines free it
         self._evict(done)
-        for blocks in (fresh, again):
+        for blocks in (fresh, again):  # apart: either kind is taken in at once, a mixture one after the other
             if blocks:
-                self._ledger.hold(Tier.HBM, [(self.claims, blocks, 0)], done)
+                self._ledger.hold(Tier.HBM, [(self.claims, dict(zip(blocks, blocks, strict=True)), 0)], done)
 
     def resize(self, capacity: int, done: Applied) -> None:
         """The engine said how many blocks it has, >= 1."""

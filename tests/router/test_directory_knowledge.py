@@ -426,3 +426,40 @@ def test_batches_put_off_count_with_the_next_question() -> None:
     assert (totals.stored, totals.removed, totals.cleared) == (513, 1, 1)
     assert directory.match(CHAIN).hbm_blocks.tolist() == [256, 0]
     assert directory.match(chain_of(Q)).hbm_blocks.tolist() == [0, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=25),
+    st.integers(1, 40),
+    st.integers(1, 40),
+)
+def test_a_guess_is_the_least_recently_used_of_an_engine_whatever_is_sent(
+    sends: list[tuple[int, int]], capacity: int, later: int
+) -> None:
+    """Against a list of what was used, last first, cut to the capacity after every prompt."""
+    chains = [[100 * family + block for block in range(1, 13)] for family in (1, 2)]
+    chains += [
+        chains[0][:5] + [501 + block for block in range(7)],
+        chains[1][:2] + [601 + block for block in range(10)],
+    ]
+    directory = Directory(BLOCK, 1)
+    directory.add_routed(0, MODEL, capacity)
+    used: list[tuple[int, int]] = []  # block and its size, most recent first
+    for number, (which, length) in enumerate(sends):
+        if number == len(sends) // 2:
+            capacity = later
+            directory.add_routed(0, MODEL, capacity)
+            used = _cut(used, capacity)
+        each = 1 + which % 2  # of one chain always the same
+        chain = chains[which][:length] if which < 2 else [block + 10_000 for block in chains[which][:length]]
+        directory.sent(0, chain, float(number), each=each)
+        kept = chain[: capacity // each]
+        used = _cut([(block, each) for block in kept] + [one for one in used if one[0] not in kept], capacity)
+        assert sorted(directory.blocks()) == sorted(block for block, _ in used)
+
+
+def _cut(used: list[tuple[int, int]], capacity: int) -> list[tuple[int, int]]:
+    while sum(each for _, each in used) > capacity:
+        used = used[:-1]
+    return used
