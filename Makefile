@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check lock slice bench-proxy clean
+.PHONY: help demo test check lock slice bench-proxy results results-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,12 @@ slice: $(READY)  ## cut the demo's traffic anew: make slice TRACE=conversation_t
 
 bench-proxy: $(READY)  ## what a request costs here, in nginx and in the Rust routers: PEERS=folder installs those
 	$(BIN)/python -m loadtest.bench_proxy --out runs/bench-proxy.json $(if $(PEERS),--peers-venv $(PEERS))
+
+results: $(READY)  ## every rule on both traces and on a mixed fleet, hours: make results TRACES=folder JOBS=2
+	$(BIN)/python -m loadtest.replay.contest --traces $(TRACES) --jobs $(or $(JOBS),1) --out runs/results --page docs/results.md
+
+results-quick: $(READY)  ## the same questions on small slices in a few minutes
+	$(BIN)/python -m loadtest.replay.contest --quick --jobs $(or $(JOBS),1) --out runs/results-quick
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

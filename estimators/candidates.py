@@ -8,9 +8,10 @@ Blind to  blocks that are evicted only in part: all a path reuses is there, or n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from estimators.hit_probability import HitProbability
 from estimators.mixture import spread_quantile_s, spread_quantiles_of_one_s
 from estimators.paths import COLUMN, PATHS, Path
 from estimators.price import queue_behind_s, running_decodes_s
+from estimators.routes import Held
 from estimators.spread import ResidualSpread
 from estimators.view import Column
 
@@ -69,6 +71,7 @@ class Few(NamedTuple):
 
     column: int
     row: int
+    fetch_s: float
     expected_s: float
     pace_s: float
     queue_price_s: float
@@ -130,8 +133,10 @@ class Estimates:
     around, prompt_tokens : of the request
     pace_scale, weights_s, usd_per_hour : of the replicas, see `FleetView`
     peers : replica each one reads from on path PEER, shape (rows,); None without peers
+    held : where the prompt's blocks are believed to be, as it was asked; None where nobody was
     scale, shift : of the logarithm of observed over expected first token, shape (rows,); see `spread.py`
     doubt : where those came from; None where nothing is learned
+    put_off : works out `put_off_s`; None where nothing is fetched
     """
 
     possible: Mask
@@ -159,6 +164,8 @@ class Estimates:
     scale: Column | float = 0.0
     shift: Column | float = 0.0
     doubt: Doubt | None = None
+    held: Held | None = None
+    put_off: Callable[[Estimates], Grid] | None = None
     _asked: tuple[Path, int] | None = field(default=None, init=False, repr=False, compare=False)
     _one: One = field(init=False, repr=False, compare=False)
 
@@ -175,7 +182,11 @@ class Estimates:
 
     def narrowed(self, ready: Mask) -> Estimates:
         """The same with only `ready` replicas to choose from."""
-        return replace(self, possible=self.possible & ready)
+        return self.changed(possible=self.possible & ready)
+
+    def changed(self, **changes: Any) -> Estimates:
+        """The same with other values of some fields."""
+        return replace(self, **changes)
 
     def one(self, path: Path, row: int) -> One:
         """One candidate; asking for the same again costs nothing."""
@@ -263,6 +274,11 @@ class Estimates:
             step_growth_s=self.pace_scale * self.step_growth_s,
             remaining_tokens=self.remaining_tokens,
         )
+
+    @cached_property
+    def put_off_s(self) -> Grid:
+        """How much later fetches under way on the same links would end, at most, seconds; see `links.py`."""
+        return np.zeros(self.possible.shape) if self.put_off is None else self.put_off(self)
 
     def quantiles_s(self, path: Path, row: int) -> tuple[list[float], list[float]]:
         """Quantiles of the first token at LEVELS of one candidate: as the mixture has them, and as issued.

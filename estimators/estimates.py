@@ -13,17 +13,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from estimators.candidates import LEVELS, Doubt, Estimates, Few, Grid, One, Surroundings
+from estimators.candidates import LEVELS, Doubt, Estimates, Few, Grid, Mask, One, Surroundings
 from estimators.few_replicas import MOST_ROWS, FewReplicas
 from estimators.first_token import Discipline, Rest, Service, in_turn_mask, service, service_by_row
 from estimators.paths import COLUMN, PATHS, Path
 from estimators.prefetch import PrefetchSpace
 from estimators.prefill_features import Beside, prefill_s
-from estimators.queueing import beside, decode_step_s, memory_wait_s, or_mean_of_known, start_s
+from estimators.queueing import beside, decode_step_s, lacking_tokens, memory_wait_s, or_mean_of_known, start_s
 from estimators.ranges import require
 from estimators.request import RequestFacts
 from estimators.routes import DISK, HOST, NO_LINK, PEER, STORE, Held, Routes, Rows
 from estimators.shape_costs import ShapeCosts
+from estimators.told import narrow
 from estimators.view import Column, FleetView
 from estimators.whereabouts import Whereabouts, unknown_ages
 
@@ -103,14 +104,18 @@ class Estimator:
             held = replace(held, local_blocks=np.where(view.up, held.local_blocks, 0))
         peers = where.peers(held, now_s)
         if self._few is not None and discipline is Discipline.OVERLAPPED and self.space is None:
-            return self._few.estimate(request, held, peers, view, around, now_s)
+            few = self._few.estimate(request, held, peers, view, around, now_s)
+            few.put_off = self.put_off_s
+            if view.told is not None:
+                narrow(few, view.told, view)
+            return few
         paths, prompt = where.paths, float(max(request.prompt_tokens, 1))
         reused = where.reused_tokens(held, peers, block_tokens=request.block_tokens, prompt=prompt)
         near = beside(view, float(self.costs.read_tokens(around.mean_context_tokens)))
         computed = self._compute_s(prompt, reused, view, near)
         prefill = compute = computed[:-1]
         pace_s, growth_s = self._pace(view, near, prompt)
-        queue = self._queue_s(view, around, near, computed, pace_s, prompt - reused[_LOCAL], now_s)
+        queue, full = self._queue_s(view, around, near, computed, pace_s, prompt - reused[_LOCAL], now_s)
 
         fetch = ready = np.zeros(prefill.shape)
         size = None
@@ -130,7 +135,7 @@ class Estimator:
             compute = np.concatenate((prefill[:_REMOTE], served.work_s))
 
         nothing = reused[_LOCAL] == _ZERO
-        possible = where.possible(reused, nothing, size, self.space)
+        possible = where.possible(reused, nothing, size, self.space, self._cannot_fetch(full, view, discipline))
         possible &= view.ready
         if doubt is None:
             hit, stored = np.ones(possible.shape), np.zeros(possible.shape)
@@ -140,7 +145,7 @@ class Estimator:
         remaining = decoding - view.decode_batch
         remaining *= around.others_output_tokens
         remaining += view.remaining_tokens
-        return Estimates(
+        estimates = Estimates(
             possible=possible,
             reused_tokens=reused[:paths],
             queue_s=queue,
@@ -166,7 +171,12 @@ class Estimator:
             scale=0.0 if doubt is None else doubt.spread.scale(now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
             doubt=doubt,
+            held=held,
+            put_off=self.put_off_s,
         )
+        if view.told is not None:
+            narrow(estimates, view.told, view)
+        return estimates
 
     def work_s(self, row: int, new_tokens: float, cached_tokens: float, view: FleetView) -> tuple[float, float]:
         """Linear and attention seconds, at the roofline, of computing tokens on one replica; output head excluded."""
@@ -196,6 +206,27 @@ class Estimator:
             if size > 0:
                 moved.append((stages, size))
         return moved
+
+    def put_off_s(self, estimates: Estimates) -> Grid:
+        """How much later fetches under way would end if each candidate's joined them, at most: (paths, rows).
+
+        Of store and peers; a replica's own tiers are read by nobody else.
+        """
+        late_s = np.zeros(estimates.possible.shape)
+        table, reused = self.routes.table, estimates.reused_tokens
+        if table.idle:
+            return late_s
+        own = reused[_DISK] if self._where.has_tiers else reused[_LOCAL]
+        for path, place, there in (
+            (_REMOTE, STORE, self._where.has_store),
+            (_PEER, PEER, estimates.peers is not None),
+        ):
+            if there:
+                stages = self._stages[place]
+                if place == PEER:
+                    stages = self._where.egress[estimates.peers][:, None]
+                late_s[path] = table.put_off_s(stages, self.costs.kv_bytes_between(own, np.maximum(own, reused[path])))
+        return late_s
 
     def fetch_alone(self, estimates: Estimates, path: Path, row: int, starts_s: float) -> tuple[float, float]:
         """F and its part before the first byte of one candidate's fetch if it started at `starts_s`, absolute."""
@@ -256,7 +287,8 @@ class Estimator:
         pace_s: Column,
         needed_tokens: Column,
         now_s: float,
-    ) -> Column:
+    ) -> tuple[Column, Mask | None]:
+        """Q, and which replicas lack memory for the prompt now; None: none does."""
         foreign = or_mean_of_known(view.foreign_waiting, view.ready)
         step_s = view.pace_scale * decode_step_s(view, near)
         step_s *= np.sign(near.decodes)  # nothing, where nothing decodes
@@ -270,17 +302,24 @@ class Estimator:
             mean_compute_s=around.mean_compute_s or computed[_RECOMPUTE],
         )
         if not view.knows_capacity:
-            return queue
+            return queue, None
         strangers = foreign + near.decodes - view.decode_batch
-        memory_s = memory_wait_s(
-            view,
-            needed_tokens=needed_tokens,
-            foreign_tokens=strangers * around.mean_context_tokens,
-            turnover_s=around.others_output_tokens * pace_s,
+        over, used = lacking_tokens(
+            view, needed_tokens=needed_tokens, foreign_tokens=strangers * around.mean_context_tokens
         )
-        return np.maximum(queue, memory_s)
+        if over[over.argmax()] <= 0.0:  # all known, and none over: the usual case
+            return queue, None
+        turnover_s = around.others_output_tokens * pace_s
+        memory_s = memory_wait_s(view, over_tokens=over, used_tokens=used, turnover_s=turnover_s)
+        return np.maximum(queue, memory_s), over > 0.0
 
     # R
+
+    def _cannot_fetch(self, full: Mask | None, view: FleetView, discipline: Discipline | None) -> Mask | None:
+        """Replicas with no room for what a fetch on arrival brings. One in turn waits until there is."""
+        if full is None or (discipline is not None and discipline.in_turn):
+            return None
+        return full if discipline is not None else full & ~in_turn_mask(view.disciplines)
 
     def _fetches(
         self,

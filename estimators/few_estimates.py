@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from estimators.candidates import Doubt, Estimates, Few, Mask, One, Surroundings
+from estimators.candidates import Doubt, Estimates, Few, One, Surroundings
 from estimators.paths import COLUMN, Path
 from estimators.price import queue_factor_rps
-from estimators.routes import Rows
+from estimators.routes import Held, Rows
 from estimators.view import FleetView
 
 # What is worked out for each replica: first of itself, then of each path, local, recompute, remote and peer.
@@ -53,6 +53,7 @@ class FewEstimates(Estimates):
         scale: npt.NDArray[np.float64] | float,
         shift: npt.NDArray[np.float64] | float,
         doubt: Doubt | None,
+        held: Held,
     ) -> None:
         self._of_rows, self._of_paths, self._paths = of_rows, of_paths, paths
         self._width = len(of_paths[0]) // len(BY_PATH)
@@ -70,6 +71,7 @@ class FewEstimates(Estimates):
         self.scale = scale
         self.shift = shift
         self.doubt = doubt
+        self.held = held
 
     def __getattr__(self, name: str) -> Any:
         """The grids, which nothing else has: an attribute that is there is found before this is asked."""
@@ -92,7 +94,7 @@ class FewEstimates(Estimates):
         if self._few is None:
             width, each = self._width, list(zip(self._of_rows, self._of_paths, self.pace_scale.tolist(), strict=True))
             self._few = [
-                Few(column, row, *self._priced(own, of_paths, column, pace_scale))
+                Few(column, row, of_paths[_FETCH * width + column], *self._priced(own, of_paths, column, pace_scale))
                 for column in range(self._paths)
                 for row, (own, of_paths, pace_scale) in enumerate(each)
                 if of_paths[_POSSIBLE * width + column]
@@ -103,9 +105,9 @@ class FewEstimates(Estimates):
     def ready_rows(self) -> list[int]:
         return sorted({candidate.row for candidate in self.few})
 
-    def narrowed(self, ready: Mask) -> Estimates:
+    def changed(self, **changes: Any) -> Estimates:
         known = {one.name: getattr(self, one.name) for one in fields(Estimates) if one.init}
-        return Estimates(**{**known, "possible": self.possible & ready})
+        return Estimates(**{**known, **changes})
 
     def _one_at(self, column: int, row: int) -> One:
         own, of_paths, width = self._of_rows[row], self._of_paths[row], self._width

@@ -114,6 +114,7 @@ class FewReplicas:
             scale=0.0 if doubt is None else doubt.spread.scale(now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
             doubt=doubt,
+            held=held,
         )
 
     def _numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> tuple[list[Numbers], list[Numbers]]:
@@ -125,11 +126,11 @@ class FewReplicas:
         of_rows: list[Numbers] = []
         of_paths: list[Numbers] = []
         for number, row in enumerate(view.table.T.tolist()):
-            own, work_s = self._of_row(number, asked, row, around, waiting[number], decoding[number])
+            own, work_s, full = self._of_row(number, asked, row, around, waiting[number], decoding[number])
             if self._only_own:
                 stored_s, by_path = self._of_own(number, asked, ready[number], own[0], work_s)
             else:
-                stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s, straight)
+                stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s, straight, full)
             of_rows.append((*own, stored_s))
             of_paths.append(by_path)
         return of_rows, of_paths
@@ -142,8 +143,10 @@ class FewReplicas:
         around: Surroundings,
         foreign_waiting: float,
         foreign_decoding: float,
-    ) -> tuple[tuple[float, ...], list[float]]:
-        """`BY_ROW` but the last, and C of the prompt with what HBM, nothing, the store and the peer have of it."""
+    ) -> tuple[tuple[float, ...], list[float], bool]:
+        """`BY_ROW` but the last; C of the prompt with what HBM, nothing, the store and the peer have of it; and
+        whether there is no KV memory for it now.
+        """
         # fmt: off
         (
             token_s, pair_s, head_s, weights_s, experts_s, context_s, decode_pair_s,
@@ -210,7 +213,7 @@ class FewReplicas:
         over = used + prompt - hbm - capacity
         if over > 0.0:  # never so where the capacity is not known
             queue_s = max(queue_s, over * others_output * pace_s / max(min(used, capacity), 1.0))
-        return (queue_s, pace_s, growth_s, decodes, remaining + foreign_decoding * others_output), computed
+        return (queue_s, pace_s, growth_s, decodes, remaining + foreign_decoding * others_output), computed, over > 0.0
 
     def _of_own(
         self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float]
@@ -233,11 +236,12 @@ class FewReplicas:
         # fmt: on
 
     def _by_path(
-        self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float], straight: bool
+        self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float], straight: bool, full: bool
     ) -> tuple[float, Numbers]:
         """First token with what only the store has; and `BY_PATH`, of one replica.
 
         straight : whether every fetch takes a fixed time, and then the same for each token
+        full : there is no memory for what a fetch brings, so the replica computes
         """
         local_s, recompute_s, of_store_s, of_peer_s = work_s
         hbm, store, now_s, least = asked.hbm[number], asked.store, asked.now_s, self._minimum_fetch_tokens
@@ -257,7 +261,7 @@ class FewReplicas:
                 from_store, remote_s = store, of_store_s
                 gained = store - hbm
                 from_store_s = fixed_s + gained * token_s if straight else self._fetch_s(route, gained, now_s)
-                remote = ready and store >= hbm + least
+                remote = ready and not full and store >= hbm + least
             if asked.in_store is not None and store >= least:
                 in_store = asked.in_store[number]
                 in_both = in_hbm * in_store
@@ -271,7 +275,7 @@ class FewReplicas:
                 fixed_s, token_s = self._peer_alone[other]
                 gained, route = theirs - hbm, self._from_peer[other]
                 from_peer_s = fixed_s + gained * token_s if straight else self._fetch_s(route, gained, now_s)
-                peer = ready and not self._engine_decides and theirs >= hbm + least
+                peer = ready and not (full or self._engine_decides) and theirs >= hbm + least
             at_peer = in_hbm if asked.in_hbm is None else in_hbm * asked.in_hbm[other]
 
         itself = ready and not (remote and self._engine_decides)

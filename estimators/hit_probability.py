@@ -32,6 +32,7 @@ from estimators.survival import (
     SurvivalCurve,
 )
 from estimators.tiers import Tier
+from estimators.view import is_nobody
 
 Array = npt.NDArray[np.float64]
 
@@ -249,12 +250,39 @@ class HitProbability:
                 self._heard_s[index, row] = -inf
                 self._read[index, :, row] = self._line[index]
 
+    def renew(self, row: int, name: str) -> None:
+        """`row` is that of another replica, called `name`: it is read as the fleet until it has evidence of its own."""
+        self.name(row, name)
+        self.forget(row)
+        index = TIER_ROW[Tier.REMOTE]
+        self._copies[index][row] = None
+        self._windows.pop((index, row), None)
+        self._seen[index, row] = 0.0
+        self._heard_s[index, row] = -inf
+        self._read[index, :, row] = self._line[index]
+        self._own[:, :, row] = self._prior
+
+    def name(self, row: int, name: str) -> None:
+        """`row` is called so from now on."""
+        require(name not in self.names[:row] + self.names[row + 1 :], "name", name, "that of another row")
+        self.names = (*self.names[:row], name, *self.names[row + 1 :])
+
+    def state_of(self, row: int, now_s: float) -> dict[str, Any]:
+        """What was learned of one replica, as plain values, faded to `now_s`."""
+        copies_of = {tier: self._copies[index][row] for tier, index in TIER_ROW.items()}
+        return {tier.value: self._stored(copies, now_s) for tier, copies in copies_of.items() if copies}
+
+    def restore_row(self, row: int, state: Mapping[str, Any], *, now_s: float, age_s: float) -> None:
+        """Take over what `state_of` returned `age_s` (>= 0) ago. Raises ValueError for anything else, as `restore`."""
+        require(0.0 <= age_s < inf, "age_s", age_s)
+        for index, copies in self._restored(state, now_s, exp(-age_s / self._memory_s)).items():
+            self._copies[index][row] = copies
+            self._publish(index, row, copies)
+            self._mix_one(index, row)
+
     def state(self, now_s: float) -> dict[str, Any]:
         """What was learned, as plain values, faded to `now_s`; replicas go by name."""
-        replicas = {}
-        for row, name in enumerate(self.names):
-            copies_of = {tier: self._copies[index][row] for tier, index in TIER_ROW.items()}
-            replicas[name] = {tier.value: self._stored(copies, now_s) for tier, copies in copies_of.items() if copies}
+        replicas = {name: self.state_of(row, now_s) for row, name in enumerate(self.names) if not is_nobody(name)}
         fleet = {tier.value: self._stored(self._fleet[index], now_s) for tier, index in TIER_ROW.items()}
         return {"replicas": replicas, "fleet": fleet}
 

@@ -309,6 +309,22 @@ class LinkTable:
                 total += min(left - level, size_bytes)
         return 0.0, total * s_per_byte
 
+    def put_off_s(self, stages: Rows, size_bytes: Times) -> Times:
+        """How much later a transfer on the same links ends, at most, if a fetch of each size joins it now, seconds.
+
+        On a fair link min(s, b) / rate, with b what the longest on it has left, as of what was told last. None first
+        come: who was there before goes first.
+
+        stages : links each fetch crosses, int, shape (n, S), -1 is no link; size_bytes : >= 0, shape (n,)
+        """
+        if self.sharing is Sharing.FIRST_COME:
+            return np.zeros(len(size_bytes))
+        longest = np.zeros(self.rows + 1)
+        for row, load in self._busy.items():
+            longest[row] = load.lefts[-1]
+        late_s = np.minimum(size_bytes[:, None], longest[stages]) * self._columns[SECONDS_PER_BYTE][stages]
+        return np.asarray(late_s.max(axis=1, initial=0.0))
+
     # What is on the links.
 
     def promise(

@@ -84,16 +84,13 @@ def beside(view: FleetView, mean_context_tokens: float) -> Beside:
     )
 
 
-def memory_wait_s(
-    view: FleetView, *, needed_tokens: Column | float, foreign_tokens: Column, turnover_s: Column | float
-) -> Column:
-    """How long until every replica has KV memory for one more prompt, seconds, shape (rows,), >= 0.
+def lacking_tokens(view: FleetView, *, needed_tokens: Column | float, foreign_tokens: Column) -> tuple[Column, Column]:
+    """Context for which every replica lacks KV memory if one more request joins, and what is used; both (rows,).
 
-    With U tokens booked, m needed and a capacity K: (U + m - K) / (min(U, K) / turnover). Zero where K is unknown.
+    Below zero there is as much to spare; NaN where the capacity is unknown.
 
     needed_tokens : context the request adds, >= 0
     foreign_tokens : context of requests of others, running and queued, (rows,), >= 0
-    turnover_s : expected time until a running request ends, > 0
     """
     used = view.decode_context_tokens + view.head_tokens
     used += view.waiting_context_tokens
@@ -101,11 +98,20 @@ def memory_wait_s(
     used *= view.occupancy
     over = used + needed_tokens
     over -= view.capacity_tokens
-    if over[over.argmax()] <= 0.0:  # all known, and none over: the usual case
-        return np.zeros(view.rows)
-    over *= turnover_s
-    over /= np.maximum(np.minimum(used, view.capacity_tokens), 1.0)
-    return np.asarray(np.fmax(over, 0.0))  # of NaN, where the capacity is unknown, and zero it is zero
+    return over, used
+
+
+def memory_wait_s(view: FleetView, *, over_tokens: Column, used_tokens: Column, turnover_s: Column | float) -> Column:
+    """How long until every replica has KV memory for one more prompt, seconds, shape (rows,), >= 0.
+
+    With U tokens used, m needed and a capacity K: (U + m - K) / (min(U, K) / turnover). Zero where K is unknown.
+
+    over_tokens, used_tokens : of `lacking_tokens`
+    turnover_s : expected time until a running request ends, > 0
+    """
+    wait_s = over_tokens * turnover_s
+    wait_s /= np.maximum(np.minimum(used_tokens, view.capacity_tokens), 1.0)
+    return np.asarray(np.fmax(wait_s, 0.0))  # of NaN, where the capacity is unknown, and zero it is zero
 
 
 def beside_one(view: FleetView, row: int, mean_context_tokens: float) -> Beside:

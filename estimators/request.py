@@ -35,7 +35,10 @@ class RequestFacts:
     client : name of the key that let the client in; "" when none is needed
     own_id : id the body gives the request, which its engine then uses; "" when it gives none
     continues : id of the stored response it goes on from; "" for none
+    pace_deadline_s : of each further output token, on average, > 0; None: the client named none
     only : name of the one replica that can run it, because state it needs is there; "" when any can
+    policy : rule or arm its client asks to decide about it; "" when it does not
+    unit : what an experiment assigns it by, where that is a header; "" without it
     """
 
     request_id: str
@@ -62,3 +65,6 @@ class RequestFacts:
     own_id: str = ""
     continues: str = ""
     only: str = ""
+    policy: str = ""
+    unit: str = ""
+    pace_deadline_s: float | None = None

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from estimators.ranges import require
 from estimators.stored import mapping, number
+from estimators.view import is_nobody
 
 Column = npt.NDArray[np.float64]
 
@@ -138,13 +139,40 @@ class ResidualSpread:
         self._columns[:, row] = (0.0, 0.0, 0.0, -inf)
         self._mix(self._fleet.heard_s if isfinite(self._fleet.heard_s) else 0.0)
 
+    def renew(self, row: int, name: str, *, calibrated: bool) -> None:
+        """`row` is that of another replica, called `name`; calibrated : its card is known"""
+        self.name(row, name)
+        self._least_log_scale[row] = -inf if calibrated else log(WIDE_SCALE)
+        self._start_log_scale[row] = max(self._least_log_scale[row], self._prior_log_scale)
+        self._own[row] = None
+        self._columns[:, row] = (0.0, 0.0, 0.0, -inf)
+        self._mix(self._mixed_s)
+
+    def name(self, row: int, name: str) -> None:
+        """`row` is called so from now on."""
+        require(name not in self.names[:row] + self.names[row + 1 :], "name", name, "that of another row")
+        self.names = (*self.names[:row], name, *self.names[row + 1 :])
+
+    def state_of(self, row: int, now_s: float) -> dict[str, float]:
+        """What was learned of one replica, as plain values, faded to `now_s`; empty when nothing was."""
+        own = self._own[row]
+        return {} if own is None else own.state(self._faded(own.heard_s, now_s))
+
+    def restore_row(self, row: int, state: Mapping[str, Any], *, now_s: float, age_s: float) -> None:
+        """Take over what `state_of` returned `age_s` (>= 0) ago. Raises ValueError for anything else, as `restore`."""
+        require(0.0 <= age_s < inf, "age_s", age_s)
+        if not state:
+            return
+        own = _Residuals(0.0, self._prior_log_scale)
+        own.restore(state, now_s, exp(-age_s / self._memory_s))
+        self._own[row] = own
+        self._publish(row, own)
+        self._mix(self._mixed_s)
+
     def state(self, now_s: float) -> dict[str, Any]:
         """What was learned, as plain values, faded to `now_s`; replicas go by name."""
-        replicas = {
-            name: own.state(self._faded(own.heard_s, now_s))
-            for name, own in zip(self.names, self._own, strict=True)
-            if own is not None
-        }
+        here = [(row, name) for row, name in enumerate(self.names) if not is_nobody(name)]
+        replicas = {name: found for row, name in here if (found := self.state_of(row, now_s))}
         return {"replicas": replicas, "fleet": self._fleet.state(self._faded(self._fleet.heard_s, now_s))}
 
     def restore(self, state: Mapping[str, Any], *, now_s: float, age_s: float = 0.0) -> None:
@@ -184,6 +212,7 @@ class ResidualSpread:
 
     def _mix(self, now_s: float) -> None:
         """Columns as they are read: own values with the fleet's, the fleet's with the prior."""
+        self._mixed_s = now_s
         fleet = self._fleet
         pooled = fleet.samples / (fleet.samples + PRIOR_SAMPLES)
         log_scale = self._prior_log_scale + pooled * (fleet.log_scale - self._prior_log_scale)

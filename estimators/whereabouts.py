@@ -85,10 +85,13 @@ class Whereabouts:
             begin[-1] = 0.0
         return self._costs.kv_bytes_between(begin, end)
 
-    def possible(self, reused: Grid, nothing: Mask, size: Grid | None, space: PrefetchSpace | None) -> Mask:
+    def possible(
+        self, reused: Grid, nothing: Mask, size: Grid | None, space: PrefetchSpace | None, full: Mask | None = None
+    ) -> Mask:
         """What an engine will do, or can be told to: (paths, rows).
 
         nothing : whether HBM has nothing, (rows,); size : of `moved_bytes`, None where nothing can be fetched
+        full : who has no HBM for what a fetch brings, (rows,), and so computes instead; None: nobody
         """
         possible = np.empty((self.paths, len(nothing)), dtype=np.bool_)
         possible[_RECOMPUTE] = nothing
@@ -108,6 +111,8 @@ class Whereabouts:
             fetched &= reused[_REMOTE : self.paths] >= reused[_LOCAL] + self._minimum_fetch_tokens
         if space is not None:
             fetched &= space.fits(size)
+        if full is not None:
+            _and_not(fetched, full)
         for path in self._unasked:
             _and_not(possible[_LOCAL], possible[path])
             _and_not(possible[_RECOMPUTE], possible[path])

@@ -15,16 +15,24 @@ from estimators.paths import PATHS, Path
 from estimators.request import RequestFacts
 from estimators.view import FleetView
 
+Mask = npt.NDArray[np.bool_]
+
 
 class Reason(Enum):
     """Why a candidate was taken. A closed set: it becomes a metric label."""
 
     ONLY_READY = "only_ready"  # no other replica could be chosen
     NEXT_IN_TURN = "next_in_turn"
+    DRAWN = "drawn"  # by chance alone
     LOWER_LOAD = "lower_load"
     PREFIX_HASH = "prefix_hash"
     OVERFLOW = "overflow"  # the prefix's own replica was over its bound
+    LONGEST_PREFIX = "longest_prefix"
+    NO_PREFIX = "no_prefix"  # nobody had enough of the prompt
+    BEST_SCORE = "best_score"
     LOWEST_ESTIMATE = "lowest_estimate"
+    BEST_EFFORT = "best_effort"  # nobody meets the deadlines; the best of the late ones
+    EXPLORED = "explored"  # by chance, to learn what would have happened
 
 
 @dataclass(slots=True)  # not frozen: made for every decision; not to be changed all the same
@@ -35,8 +43,19 @@ class Choice:
     probability: float = 1.0  # of this choice; below 1 where the policy draws by chance
 
 
+class Refused(Exception):
+    """No replica is good enough for this request, by the rule's own limit; says which in one sentence."""
+
+
+class Wait(Refused):
+    """Nobody is good enough for it now, and it had better wait until somebody is; says who in one sentence."""
+
+
 class Policy(Protocol):
     """One rule. `choose` is asked only when at least one (replica, path) is possible.
+
+    It may be asked more than once, or for nothing, before a request is placed: what a rule counts of placements it
+    counts when it is told of them, see `watcher.py`. A rule with a limit of its own may raise `Refused`.
 
     A class that says `reads_estimates = False` uses `possible` alone, by `usable_rows` and `path_at`; where nobody
     else reads the rest, it is then not worked out.
@@ -80,15 +99,32 @@ def pick_smallest_of_few(values: Sequence[float], rng: np.random.Generator) -> t
     return int(rng.choice(tied)), 1.0 / len(tied)
 
 
+def smallest(values: npt.NDArray[np.float64], among: Mask) -> Mask:
+    """Who of `among` (rows,), at least one, has the smallest of `values` (rows,), up to one part in 10^12."""
+    masked = np.where(among, values, np.inf)
+    least = masked.min().item()
+    return np.asarray(masked <= least + 1e-12 * abs(least))
+
+
+def draw(among: Mask, reason: Reason, estimates: Estimates, rng: np.random.Generator) -> Choice:
+    """One replica of `among` (rows,), all of them usable, uniformly at random, by its best path."""
+    rows = among.nonzero()[0]
+    row = rows.item() if len(rows) == 1 else int(rng.choice(rows))
+    return choice_of(row, reason, estimates, probability=1.0 / len(rows))
+
+
+def choice_of(row: int, reason: Reason, estimates: Estimates, *, probability: float = 1.0) -> Choice:
+    """`row` by its best path; the reason is another where nobody else could be chosen."""
+    if np.count_nonzero(estimates.usable_rows) == 1:
+        reason = Reason.ONLY_READY
+    return Choice(row, estimates.path_at(row), reason, probability)
+
+
 def choose_replica(
     values: npt.NDArray[np.float64], reason: Reason, estimates: Estimates, rng: np.random.Generator
 ) -> Choice:
     """The replica with the smallest of `values` (rows,) among those with a possible path."""
-    usable = estimates.usable_rows
-    row, probability = pick_smallest(np.where(usable, values, np.inf), rng)
-    if np.count_nonzero(usable) == 1:
-        reason = Reason.ONLY_READY
-    return Choice(row, estimates.path_at(row), reason, probability)
+    return draw(smallest(values, estimates.usable_rows), reason, estimates, rng)
 
 
 def choose_candidate(values: npt.NDArray[np.float64], estimates: Estimates, rng: np.random.Generator) -> Choice:

@@ -31,6 +31,8 @@ class Why(Enum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     TOO_LATE = "too_late"  # its deadline would be missed
+    RULE = "rule"  # no replica is good enough by the routing rule's own limit
+    OVERRIDE = "override"  # its client may not choose the policy, or asked for none that exists
     INTERNAL = "internal"  # the router's own mistake
 
 

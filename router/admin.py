@@ -1,6 +1,7 @@
-"""The admin port: metrics, probes and the fleet as JSON, and the one way in: cache events by POST, behind the key.
+"""The admin port: metrics, probes and the fleet as JSON, and two ways in, behind the key: cache events, and which
+replicas there are.
 
-Whoever may post events can steer traffic, so without a key configured nobody may.
+Whoever may use them can steer traffic, so without a key configured nobody may.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ _MAX_PUSH_BYTES = 4 << 20  # some 45,000 blocks, which take 0.1 s to be taken in
 
 
 class AdminPort:
-    """An aiohttp server of read-only views, and of POST /events.
+    """An aiohttp server of read-only views, of POST /events and of POST /replicas/{add, drain, undrain, remove}.
 
     not_ready : why no requests should be sent here now; None when they may
     metrics_text : everything in Prometheus' text format
     fleet : what /fleet shows, as plain values
     pushed : body and content type of a POST /events -> HTTP status and what to answer
+    edited : the call and decoded JSON of a POST /replicas/{call} -> HTTP status and what to answer
     key : what `authorization: Bearer ...` must say to post; None: nobody may
     """
 
@@ -39,8 +41,10 @@ class AdminPort:
         metrics_text: Callable[[], bytes],
         fleet: Callable[[], dict[str, Any]],
         pushed: Callable[[bytes, str], Awaitable[tuple[int, dict[str, Any]]]] | None = None,
+        edited: Callable[[str, Any], tuple[int, dict[str, Any]]] | None = None,
         key: str | None = None,
     ) -> None:
+        self._edited = edited
         self._not_ready = not_ready
         self._metrics_text = metrics_text
         self._fleet = fleet
@@ -53,6 +57,8 @@ class AdminPort:
         app.router.add_get("/fleet", self._show_fleet)
         if pushed is not None:
             app.router.add_post("/events", self._take_events)
+        if edited is not None:
+            app.router.add_post("/replicas/{call}", self._edit_replicas)
         self._runner = web.AppRunner(app, access_log=None, logger=_server_log, shutdown_timeout=1.0)
         self._site: web.TCPSite | None = None
 
@@ -88,11 +94,25 @@ class AdminPort:
     async def _show_fleet(self, request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._fleet()), content_type="application/json")
 
+    async def _edit_replicas(self, request: web.Request) -> web.Response:
+        if not self._authorised(request):
+            return self._turned_away("change replicas")
+        assert self._edited is not None, "the route exists only with somebody to take the edits"
+        try:
+            body = msgspec.json.decode(await request.read())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return web.json_response({"error": "the body is no JSON"}, status=400)
+        status, answer = self._edited(request.match_info["call"], body)
+        return web.json_response(answer, status=status)
+
+    def _turned_away(self, what: str) -> web.Response:
+        if self._key is None:
+            return web.json_response({"error": f"nobody may {what}: admin_key_env names no key"}, status=403)
+        return web.json_response({"error": "the admin key is missing or wrong"}, status=401)
+
     async def _take_events(self, request: web.Request) -> web.Response:
         if not self._authorised(request):
-            nobody = "nobody may post events: admin_key_env names no key"
-            wanted = nobody if self._key is None else "the admin key is missing or wrong"
-            return web.json_response({"error": wanted}, status=403 if self._key is None else 401)
+            return self._turned_away("post events")
         assert self._pushed is not None, "the route exists only with somebody to take the events"
         status, answer = await self._pushed(await request.read(), request.content_type)
         return web.json_response(answer, status=status)

@@ -88,6 +88,10 @@ class Admission:
         if self._config.max_in_flight is not None:
             self._limits[row] = min(self._config.max_in_flight, max_running)
 
+    def forget(self, row: int) -> None:
+        """`row` is another replica's, which has said nothing yet."""
+        self._limits[row] = self._config.max_in_flight or inf
+
     def has_room(self, row: int) -> bool:
         """Whether one more request would be within the limits of `row`."""
         return not self.limited or (

@@ -7,28 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import nan
 
 import numpy as np
 
 from estimators.conformal import Conformal
 from estimators.estimates import LEVELS, Doubt, Estimator
-from estimators.first_token import Discipline
-from estimators.hardware import Card
 from estimators.hit_probability import HitProbability
 from estimators.links import LinkTable
-from estimators.model_prior import Prior, prior_of
 from estimators.prefetch import PrefetchSpace
 from estimators.roofline import rates_of
 from estimators.routes import Routes
 from estimators.shape_costs import costs_of
 from estimators.spread import ResidualSpread
 from estimators.view import FleetView
-from policies.least_request import LeastRequest
+from policies.by_load.least_request import LeastRequest
 from router.config import RouterConfig
 from router.directory import Directory
 from router.dispatch import Dispatcher
-from router.fleet import Fleet, LinkSpec, ReplicaSpec
+from router.endings import Keep
+from router.experiments import Experiments, unit_field
+from router.fleet import Fleet, LinkSpec
 from router.holdings import DirectoryHoldings, Holdings
 from router.names import ModelNames
 from router.other_tiers import OtherTiers
@@ -38,6 +36,7 @@ from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
 from router.prompts.reader import LARGEST_WALK
 from router.receipts import Receipt
+from router.rows import Rows, first_discipline, patience_s, replica_prior, usd_per_hour
 from router.signals.looked_up import Answers
 from router.signals.written_store import WrittenStore
 
@@ -52,6 +51,8 @@ class Core:
     directory: Directory
     prompts: PromptReader
     names: ModelNames
+    experiments: Experiments
+    rows: Rows
 
 
 def assemble(
@@ -59,6 +60,7 @@ def assemble(
     fleet: Fleet,
     *,
     on_receipt: Callable[[Receipt], None],
+    keep: Keep | None = None,
     epoch_s: float = 0.0,
     block_tokens: int | None = None,
     wrap_estimator: Callable[[Estimator], Estimator] = lambda estimator: estimator,
@@ -67,8 +69,9 @@ def assemble(
     every_candidate: bool = True,
     forecasts: bool = True,
 ) -> Core:
-    """Build the deciding core of one router.
+    """Build the deciding core of one router. Spare rows of the fleet (`with_spares`) are for replicas that come later.
 
+    keep : given every finished receipt with what more there is to keep of it; see `Endings`
     block_tokens : what the engines report, used when the fleet file does not say
     answers : of a look-up service that knows the store and replicas' tiers, if there is one
     written : what is written through to a store without events, if there is one; kept up to date from here
@@ -83,7 +86,7 @@ def assemble(
     ConfigError : the policy does not exist or its settings do not fit.
     """
     block_tokens = fleet.block_tokens or block_tokens or DEFAULT_BLOCK_TOKENS
-    priors = [prior_of(fleet.model, card_of(fleet, replica), speed=fleet.speed) for replica in fleet.replicas]
+    priors = [replica_prior(fleet, replica) for replica in fleet.replicas]
     view = FleetView(
         names=[replica.name for replica in fleet.replicas],
         rates=[rates_of(prior.shape, prior.card) for prior in priors],
@@ -91,8 +94,8 @@ def assemble(
     unknown = [name for name, prior in zip(view.names, priors, strict=True) if not prior.known]
     view.chosen_share = costs_of(priors[0].shape).chosen_share
     view.usd_per_hour[:] = [usd_per_hour(prior) for prior in priors]
-    view.disciplines[:] = [fleet.fetch.discipline or Discipline.OVERLAPPED] * view.rows
-    view.limit_s[:] = fleet.fetch.limit_ms / 1000 / fleet.speed
+    view.disciplines[:] = [first_discipline(fleet)] * view.rows
+    view.limit_s[:] = patience_s(fleet)
     directory = Directory(block_tokens, view.rows)
     names, characters_per_token = ModelNames(), CharactersPerToken()
     estimator = Estimator(
@@ -106,18 +109,22 @@ def assemble(
         engine_decides=fleet.fetch.by == "engine",
         doubt=Doubt(HitProbability(view.names), ResidualSpread(view.names, uncalibrated=unknown), Conformal(LEVELS)),
     )
-    policy = build_policy(config.policy.name, config.policy.settings, config.seed)
-    estimated = forecasts or reads_estimates(policy) or config.admission.reads_estimates
+    holdings = holdings_of(fleet, directory, answers=answers, written=written)
+    experiments = experiments_of(config)
+    policy = experiments.usual
+    estimated = forecasts or reads_estimates(policy) or config.admission.reads_estimates or experiments.active
     make = Dispatcher if estimated else PlainDispatcher
     dispatcher = make(
         replicas=[Replica(replica.name, replica.url or "") for replica in fleet.replicas],
         view=view,
-        holdings=holdings_of(fleet, directory, answers=answers, written=written),
+        holdings=holdings,
         estimator=wrap_estimator(estimator),
         policy=policy,
         policy_name=config.policy.name,
         by_load=LeastRequest(np.random.default_rng(config.seed)),
         on_receipt=on_receipt,
+        keep=keep,
+        experiments=experiments,
         characters_per_token=characters_per_token,
         max_attempts=config.max_attempts,
         admission=config.admission,
@@ -138,8 +145,17 @@ def assemble(
         chunks=chunks,
         tenant_field=tenant_field,
         largest_walk=LARGEST_WALK if estimated or chunks else 0,
+        unit_field=unit_field(config.experiment),
     )
-    return Core(dispatcher, directory, prompts, names)
+    rows = Rows(fleet, dispatcher=dispatcher, holdings=holdings, names=names)
+    return Core(dispatcher, directory, prompts, names, experiments, rows)
+
+
+def experiments_of(config: RouterConfig) -> Experiments:
+    """Every rule that decides. Raises ConfigError when one of them cannot be built."""
+    return Experiments(
+        config.policy, config.experiment, lambda rule: build_policy(rule.name, rule.settings, config.seed)
+    )
 
 
 def holdings_of(
@@ -152,18 +168,6 @@ def holdings_of(
     if answers is None and written is None:
         return holdings
     return OtherTiers(holdings, answers=answers, written=written)
-
-
-def card_of(fleet: Fleet, replica: ReplicaSpec) -> Card | None:
-    """A replica's card at the fleet's speed; None where it is not known."""
-    return None if replica.card is None else fleet.card(replica.card)
-
-
-def usd_per_hour(prior: Prior) -> float:
-    """Price of a replica's cards together; NaN where the card's is not known."""
-    shards = prior.shape.shards
-    price = prior.card.usd_per_hour if prior.known else None
-    return nan if price is None else price * shards.tensor * shards.pipeline
 
 
 def has_routes(fleet: Fleet) -> bool:

@@ -54,6 +54,8 @@ class BesideEvents:
     ) -> None:
         self.answers: Answers | None = None
         self.written: WrittenStore | None = None
+        self._config = config
+        self._fleet = fleet
         self._adapter_of = adapter_of
         self._model = ""
         self._client: LookupClient | None = None
@@ -72,6 +74,11 @@ class BesideEvents:
                 deadline_s=config.look_up.deadline_s,
                 clock=clock,
             )
+
+    def members_changed(self) -> None:
+        """The fleet's replicas are others than before."""
+        if self.answers is not None and self._config.look_up is not None:
+            self.answers.rows_are(rows_of_instances(self._config.look_up, self._fleet))
 
     def start(self) -> None:
         if self._client is not None:
@@ -175,6 +182,12 @@ def exchange_of(config: LookUpConfig) -> Controller | Coordinator:
     if config.service == "controller":
         return Controller(chunk_tokens=config.chunk_tokens)
     return Coordinator(model=config.served_as or config.model, ranks=config.ranks, chunk_tokens=config.chunk_tokens)
+
+
+def rows_of_instances(config: LookUpConfig, fleet: Fleet) -> dict[str, int]:
+    """Row behind each instance, for those whose replica is there."""
+    rows = {replica.name: row for row, replica in enumerate(fleet.replicas)}
+    return {instance: rows[name] for instance, name in config.instances.items() if name in rows}
 
 
 def answers_for(config: LookUpConfig, fleet: Fleet, *, block_tokens: int) -> Answers:

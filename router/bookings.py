@@ -22,6 +22,7 @@ from estimators.request import RequestFacts
 from estimators.tiers import Tier
 from estimators.view import FleetView
 from policies.base import Choice
+from policies.watcher import Watcher
 
 
 @dataclass(slots=True)  # not frozen: checked assignments cost as much as all the numbers
@@ -122,10 +123,14 @@ class Ledger:
     """Bookings of a whole fleet. Every `place` is ended by one `release`.
 
     read_tokens : what a decode step reads of a context, in tokens; see `ShapeCosts`
+    watcher : a rule that wants to be told of every booking, after the view has it; None: none does
     """
 
-    def __init__(self, view: FleetView, read_tokens: Callable[[float], float] = float) -> None:
+    def __init__(
+        self, view: FleetView, read_tokens: Callable[[float], float] = float, watcher: Watcher | None = None
+    ) -> None:
         self._view = view
+        self._watcher = watcher
         self._read_tokens = read_tokens
         # Ordered dictionaries: the first of a plain one takes ever longer to find when firsts are deleted.
         self._waiting: list[OrderedDict[Booking, None]] = [OrderedDict() for _ in range(view.rows)]
@@ -166,6 +171,7 @@ class Ledger:
         )
         self._view.booked[row] += 1
         if request.generates:
+            self._view.prefill_tokens[row] += booking.new_tokens
             waiting = self._waiting[row]
             waiting[booking] = None
             self._silent += not request.streams
@@ -173,6 +179,9 @@ class Ledger:
                 self._serve(booking, now_s, seen=True)
             else:
                 self._add_behind(booking, +1)
+        if self._watcher is not None:
+            self._view.now_s = now_s
+            self._watcher.placed(booking, self._view, estimates)
         return booking
 
     def prefills(self, row: int) -> int:
@@ -184,6 +193,9 @@ class Ledger:
         booking.first_token_at_s = now_s
         if booking.request.generates and not booking.decoding and not booking.released:
             self._end_prefill(booking, now_s)
+        if self._watcher is not None and not booking.released:
+            self._view.now_s = now_s
+            self._watcher.first_token(booking, self._view)
 
     def release(self, booking: Booking, now_s: float) -> None:
         """It ended, whatever the way. Idempotent, so that no path can release twice."""
@@ -199,6 +211,9 @@ class Ledger:
             view.remaining_tokens[row] -= booking.remaining_tokens
         elif booking.request.generates:
             self._leave_queue(booking, now_s, seen=False)
+        if self._watcher is not None:
+            view.now_s = now_s
+            self._watcher.ended(booking, view)
 
     def settle(self, now_s: float) -> None:
         """Let time pass: a request that is not streamed shows no first token, so its prefill ends as expected."""
@@ -247,6 +262,8 @@ class Ledger:
         waiting = self._waiting[row]
         was_head = not isnan(booking.starts_at_s)
         del waiting[booking]
+        left = self._view.prefill_tokens.item(row) - booking.new_tokens
+        self._view.prefill_tokens[row] = left if waiting else 0.0  # clears what rounding left
         self._silent -= not booking.request.streams
         if not was_head:
             self._add_behind(booking, -1)

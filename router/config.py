@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from router.admission import AdmissionConfig
+from router.discovery.config import DiscoveryConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
 from router.health import HealthConfig
@@ -18,6 +19,7 @@ from router.retries import RetryConfig
 from router.safe_urls import SafeAddresses
 
 Section = TypeVar("Section", bound=msgspec.Struct)
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -26,6 +28,24 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     name: str = "e2e"
     settings: dict[str, Any] = {}
+
+
+class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One arm of an experiment: its part of the units, relative to the others, and its rule."""
+
+    weight: Annotated[float, msgspec.Meta(ge=0)] = 1.0  # 0: gets none, but a trusted client can ask for it
+    policy: PolicyConfig = PolicyConfig()
+
+
+class ExperimentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `experiment`: arms that share the traffic, each with a rule of its own."""
+
+    arms: Annotated[dict[str, ArmConfig], msgspec.Meta(min_length=1)]
+    name: str = "experiment"  # another name deals the units anew
+    # session (x-session-id, session_id), client (name of its key), tenant or header:NAME; requests without: one by one
+    assign_by: Annotated[str, msgspec.Meta(pattern=r"^(session|client|tenant|header:[!-9;-~]+)$")] = "session"
+    shadows: dict[str, PolicyConfig] = {}  # asked about every request, followed in none; receipts say what they took
+    trusted: list[str] = []  # clients (names of their keys) whose requests may name an arm or a rule: x-tfirst-policy
 
 
 class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,6 +78,12 @@ class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Section `receipts`: where every decision is written down, as JSON lines. No path: nowhere."""
 
     path: str | None = None
+    # of requests whose receipt names every candidate, as all do that failed, were late, overridden or asked about
+    share: Share = 0.1  # one such line takes the interpreter some 0.3 ms, one of the others a tenth
+    others: Literal["best", "none"] = "best"  # what the rest leave: the chosen and the best four, or no line
+    max_mib: Count = 256  # of one file; then it becomes FILE.1, and FILE.1 becomes FILE.2
+    keep: Annotated[int, msgspec.Meta(ge=0)] = 4  # files kept beside the one that is written
+    most_waiting: Count = 8192  # for the disk; more are dropped and counted
 
 
 class StateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -117,9 +143,11 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tls: TlsConfig | None = None  # of the traffic port
     upstream_tls: UpstreamTlsConfig | None = None  # of connections to https replicas
     policy: PolicyConfig = PolicyConfig()
+    experiment: ExperimentConfig | None = None  # rules compared on live traffic
     load: LoadConfig = LoadConfig()
     prompts: PromptConfig = PromptConfig()
     other_tiers: OtherTiersConfig = OtherTiersConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
     receipts: ReceiptConfig = ReceiptConfig()
     state: StateConfig = StateConfig()
     limits: Limits = Limits()  # what one client may make the router hold
@@ -190,6 +218,9 @@ def fleet_of(config: RouterConfig) -> Fleet:
         raise ConfigError("say where the replicas are: either `fleet` or `worker_urls` (--worker-urls URL ...)")
     check_aliases(config.model_aliases)
     fleet = load_fleet(Path(config.fleet)) if config.fleet is not None else fleet_of_urls(config.worker_urls or [])
+    most = config.discovery.max_replicas
+    if most is not None and len(fleet.replicas) > most:
+        raise ConfigError(f"there are {len(fleet.replicas)} replicas; discovery.max_replicas is {most}")
     addresses_for(config).check_urls(replica.url or "" for replica in fleet.replicas)
     return fleet
 

@@ -44,11 +44,19 @@ class TimedDecider:
         self._dispatcher = dispatcher
         self._took = took
         self._answered = answered
-        self._fields = [
-            [*fields(row), *([] if rank is None else [(RANK_HEADER, b"%d" % rank)])] for row, rank in enumerate(ranks)
-        ]
+        self._fields_of = fields
+        self._fields: list[list[tuple[bytes, bytes]]]
         self._asks_load = asks_load
-        self._adds_fields = asks_load or any(self._fields)
+        self._adds_fields: bool
+        self.members_changed(ranks)
+
+    def members_changed(self, ranks: Sequence[int | None]) -> None:
+        """Replicas came or went. ranks : as at the start"""
+        self._fields = [
+            [*self._fields_of(row), *([] if rank is None else [(RANK_HEADER, b"%d" % rank)])]
+            for row, rank in enumerate(ranks)
+        ]
+        self._adds_fields = self._asks_load or any(self._fields)
 
     def arrived(self, request: RequestFacts, now_s: float) -> list[Action]:
         began_s = perf_counter()

@@ -152,6 +152,11 @@ class Directory:
                 self._renumber(row, gone.claims.holder)
         self._note_approximate()
 
+    def forget(self, row: int) -> None:
+        """`row` is nobody's, or somebody else's, from now on: no source, no blocks, no doubts."""
+        self.drop_source(row)
+        self._doubts.forget(row)
+
     def clear(self, row: int) -> None:
         """Believe nothing of `row` any more: it restarted, slept, or was down. It stays registered."""
         self._settle()

@@ -17,14 +17,15 @@ import numpy as np
 from estimators.estimates import Estimator
 from estimators.model_prior import KNOWN_SPREAD
 from estimators.request import RequestFacts
-from estimators.view import FleetView
+from estimators.view import FleetView, is_nobody
 from policies.base import Policy
 from router import load_reports, refusals
 from router.actions import Action, Cause, Ended, Hold, Outcome, Send
 from router.admission import Admission, AdmissionConfig
 from router.bookings import Ledger
-from router.endings import Endings
+from router.endings import Endings, Keep
 from router.entrance import Entrance, where_of
+from router.experiments import Experiments, OverrideRefused
 from router.health import Health, HealthConfig, Trouble
 from router.holdings import Holdings
 from router.learning import Learning, PrefixCounters
@@ -33,7 +34,8 @@ from router.placing import Placement, Placer, Replica
 from router.prompts import CharactersPerToken
 from router.receipts import Receipt
 from router.retries import RetryBudget, RetryConfig
-from router.standing import Standing
+from router.standing import Standing, may_serve
+from router.telling import telling
 
 MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
 OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
@@ -49,6 +51,8 @@ class Dispatcher:
     policy : decides where a generation runs; by_load : where everything else goes
     epoch_s : Unix time at now_s = 0, for receipts only
     on_receipt : called once for every request that ended, with its finished receipt
+    keep : called after that with what more there is to keep of it; see `Endings`
+    experiments : rules that decide instead of `policy`, or beside it; None: no others
     retries : the budget of second attempts, to be looked at
     every_candidate : receipts name all that was possible, else only what was chosen
     placing : how placements are made
@@ -65,6 +69,8 @@ class Dispatcher:
         policy_name: str,
         by_load: Policy,
         on_receipt: Callable[[Receipt], None],
+        keep: Keep | None = None,
+        experiments: Experiments | None = None,
         characters_per_token: CharactersPerToken | None = None,
         max_attempts: int = 3,
         admission: AdmissionConfig | None = None,
@@ -82,7 +88,8 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._epoch_s = epoch_s
         self._every_candidate = every_candidate
-        self._ledger = Ledger(view, estimator.costs.read_tokens)
+        watcher = telling(policy) if experiments is None else experiments.watcher
+        self._ledger = Ledger(view, estimator.costs.read_tokens, watcher)
         self.learning = Learning(
             view,
             estimator,
@@ -99,18 +106,21 @@ class Dispatcher:
             by_load=by_load,
             learning=self.learning,
             ledger=self._ledger,
+            experiments=experiments,
         )
-        health = health or HealthConfig()
-        self._standing = [Standing(Health(health)) for _ in range(view.rows)]
+        self._experiments = experiments
+        self._health = health or HealthConfig()
+        self._standing = [Standing(Health(self._health), present=not is_nobody(name)) for name in view.names]
+        self._names = [replica.name for replica in replicas]
         self.retries = RetryBudget(retries or RetryConfig())
         self._admission = Admission(
             admission or AdmissionConfig(), view.rows, in_flight=view.booked.item, prefills=self._ledger.prefills
         )
-        self._endings = Endings(on_receipt)
+        self._endings = Endings(on_receipt, keep)
         self._entrance = Entrance(
             admission=self._admission,
             standings=self._standing,
-            names=[replica.name for replica in replicas],
+            names=self._names,
             placer=self._placer,
             endings=self._endings,
         )
@@ -131,11 +141,16 @@ class Dispatcher:
             policy=self.policy_name,
             client=request.client or None,
             edited=request.edited,
+            explained=request.explain,
+            deadline_s=request.deadline_s,
         )
-        for standing in self._standing:  # a loop, as the first one mostly does
-            if standing.may_serve(request.model):
-                break
-        else:
+        if self._experiments is not None and (self._experiments.active or request.policy):
+            try:
+                self._experiments.note(receipt, request)
+            except OverrideRefused as exc:
+                refusal = refusals.override(exc.status, str(exc))
+                return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
+        if self._has_replicas and not may_serve(self._standing, request.model):
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
@@ -307,7 +322,42 @@ class Dispatcher:
         """`row` said that its KV memory holds `tokens` (> 0) of context."""
         self.view.has_capacity(row, tokens)
 
+    # Replicas that come and go; `Rows` calls these
+
+    def joins(self, row: int, replica: Replica) -> None:
+        """`row` is that of `replica` from now on, of which nothing is known: not up yet. Nothing is booked there."""
+        assert not self.view.booked[row], "the requests of another replica are still running"
+        self._standing[row] = Standing(Health(self._health))
+        self._admission.forget(row)
+        self._addressed(row, replica)
+
+    def leaves(self, row: int, replica: Replica) -> None:
+        """The replica of `row` is gone, or nobody wants it any more: nothing new for it, and no probe counts.
+
+        replica : what the row is called from now on; its running requests end as they would
+        """
+        standing = self._standing[row]
+        standing.present = standing.drained = False
+        standing.health.went_down()
+        self._up_or_down(row)
+        self._addressed(row, replica)
+
+    def returns(self, row: int, replica: Replica) -> None:
+        """The replica that left `row` is wanted again, before its last request ended: up with its next probe."""
+        self._standing[row].present = True
+        self._addressed(row, replica)
+
+    def drain(self, row: int, *, drained: bool) -> None:
+        """Give the replica of `row` nothing new, or traffic again."""
+        if self._standing[row].drained is not drained:
+            self._standing[row].drained = drained
+            self._entrance.look_again()
+
     # What is known
+
+    def is_drained(self, row: int) -> bool:
+        """Whether `row` is given nothing new, by an operator's wish."""
+        return self._standing[row].drained
 
     @property
     def models(self) -> list[str]:
@@ -338,6 +388,14 @@ class Dispatcher:
 
     # Inside
 
+    @property
+    def _has_replicas(self) -> bool:
+        return any(standing.present for standing in self._standing)
+
+    def _addressed(self, row: int, replica: Replica) -> None:
+        self.replicas[row] = replica
+        self._names[row] = replica.name
+
     def _why_no_more(self, sent: Send, cause: Cause, tried: frozenset[int], now_s: float) -> str:
         """Why a request that failed gets no other attempt; "" when it does, which is then paid for."""
         most = MOST_ASKED if cause is Cause.ELSEWHERE else self._max_attempts
@@ -363,7 +421,14 @@ class Dispatcher:
     def _close(self, placement: Placement, outcome: Outcome, now_s: float) -> None:
         self._end_placement(placement, now_s)
         write_candidates(placement.receipt, placement.notes, every=self._every_candidate)
-        self._endings.close(placement.receipt, outcome, arrived_at_s=placement.arrived_at_s, now_s=now_s)
+        self._endings.close(
+            placement.receipt,
+            outcome,
+            arrived_at_s=placement.arrived_at_s,
+            now_s=now_s,
+            request=placement.booking.request,
+            detail=placement.notes,
+        )
 
 
 def _placement(sent: Send) -> Placement:

@@ -19,6 +19,7 @@ from math import inf
 from typing import NamedTuple
 
 from estimators.request import RequestFacts
+from policies.base import Choice, Refused, Wait
 from router import refusals
 from router.actions import Action, Cause, Hold, Outcome, Refuse, Send, Why
 from router.admission import Admission, whole_seconds
@@ -104,7 +105,7 @@ class Entrance:
         able = self._able(request.model, request.only)
         rows = whose = fit(self._standings, able, tried, now_s)
         if rows is able and not self._admission.compares:  # all may be given anything, and nobody ever waits
-            return [self._place(request, able, receipt, arrived_at_s, now_s)]
+            return self._place_at_once(request, able, receipt, arrived_at_s, now_s)
         one = Candidacy(request, receipt, tried, arrived_at_s)
         if not rows:
             return [self._refuse(one, self._nobody(request.only, self.retry_after_s(now_s)), now_s)]
@@ -184,18 +185,31 @@ class Entrance:
 
     # One request
 
-    def _place(
+    def _place_at_once(
         self, request: RequestFacts, rows: list[int], receipt: Receipt, arrived_at_s: float, now_s: float
-    ) -> Send:
-        """Place a request that failed nowhere on one of `rows`, which are all that can run it."""
+    ) -> list[Action]:
+        """Place a request that failed nowhere on one of `rows`, which are all that can run it, unless its rule has a
+        limit of its own.
+        """
         placer = self._placer
         try:
             expected = placer.expected(request, rows, len(rows), now_s)
-            choice = placer.choose(request, expected)
-            return placer.place(request, expected, choice, receipt, arrived_at_s=arrived_at_s, tried=_NONE, now_s=now_s)
+            try:
+                choice = placer.choose(request, expected)
+            except Refused as exc:
+                return self._by_rule(Candidacy(request, receipt, _NONE, arrived_at_s), expected, exc, now_s)
+            return [
+                placer.place(request, expected, choice, receipt, arrived_at_s=arrived_at_s, tried=_NONE, now_s=now_s)
+            ]
         except Exception:
             self._break(receipt, arrived_at_s, now_s)
             raise
+
+    def _by_rule(self, one: Candidacy, expected: Expected, refused: Refused, now_s: float) -> list[Action]:
+        """Its rule finds no replica good enough, for ever or for now."""
+        if isinstance(refused, Wait):
+            return self._let_wait(one, expected, now_s)
+        return [self._refuse(one, refusals.by_rule(str(refused), self.retry_after_s(now_s)), now_s)]
 
     def _break(self, receipt: Receipt, arrived_at_s: float, now_s: float) -> None:
         """The router failed by itself."""
@@ -227,7 +241,7 @@ class Entrance:
     def _offer(
         self, one: Candidacy, expected: Expected, free: list[int], claims_s: dict[int, float], now_s: float
     ) -> Send | Refuse | None:
-        """Place it on one of `free`, refuse it as too late, or None: it would rather wait for another.
+        """Place it on one of `free`, refuse it as too late or by the rule's own limit, or None: it would rather wait.
 
         claims_s : work that those before it claim of each replica
         """
@@ -237,14 +251,36 @@ class Entrance:
             refusal = self._too_late(one, expected, now_s)
             if refusal is not None:
                 return self._refuse(one, refusal, now_s)
+        try:
+            chosen = self._choose(one, expected, free, claims_s)
+        except Wait:
+            return None
+        except Refused as exc:
+            return self._refuse(one, refusals.by_rule(str(exc), self.retry_after_s(now_s)), now_s)
+        return None if chosen is None else self._place(one, *chosen, now_s)
+
+    def _choose(
+        self, one: Candidacy, expected: Expected, free: list[int], claims_s: dict[int, float]
+    ) -> tuple[Expected, Choice] | None:
+        """What it takes of `free`, and what was expected of those; None: it waits for a full one.
+
+        Raises policies.base.Refused when the rule finds nobody good enough, full ones included.
+        """
         choice = self._placer.choose(one.request, expected)
-        if choice.row not in free:
-            there = self._placer.narrowed(expected, free)
-            saved_s = there.first_token_s - expected.first_token_s
-            if claims_s.get(choice.row, 0.0) < saved_s:
-                self._claim(one, choice.row, expected.work_s, saved_s)
-                return None
-            expected, choice = there, self._placer.choose(one.request, there)
+        if choice.row in free:
+            return expected, choice
+        there = self._placer.narrowed(expected, free)
+        saved_s = there.first_token_s - expected.first_token_s
+        if claims_s.get(choice.row, 0.0) < saved_s:
+            self._claim(one, choice.row, expected.work_s, saved_s)
+            return None
+        try:
+            return there, self._placer.choose(one.request, there)
+        except Refused:  # a full one would do, so it has a chance yet
+            return None
+
+    def _place(self, one: Candidacy, expected: Expected, choice: Choice, now_s: float) -> Send:
+        """Send it, and say so where that is a trial."""
         sent = self._placer.place(
             one.request,
             expected,

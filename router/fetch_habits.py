@@ -39,15 +39,23 @@ class FetchHabits:
         self._view = view
         self._disturbed = disturbed
         self._estimator = estimator
-        self.learners = [
-            DisciplineLearner(layers=estimator.layers, limits_s=[limit_s * factor for factor in LIMIT_FACTORS])
-            for limit_s in np.where(view.limit_s > 0, view.limit_s, USUAL_LIMIT_S).tolist()
-        ]
+        self.learners = [self._newcomer(row) for row in range(view.rows)]
         self._turns = [Turns(layers=estimator.layers) for _ in range(view.rows)]
         self._standing: dict[Booking, Standing] = {}
         self._seen: dict[Booking, Seen] = {}  # from the first token to the end of the answer
         self._observed = [0] * view.rows
         self._verdicts: list[Discipline | None] = [None] * view.rows
+
+    def renew(self, row: int) -> None:
+        """`row` is that of another replica, as the view says already; nothing is booked there."""
+        self.learners[row] = self._newcomer(row)
+        self._turns[row] = Turns(layers=self._estimator.layers)
+        self._observed[row] = 0
+        self._verdicts[row] = None
+
+    def _newcomer(self, row: int) -> DisciplineLearner:
+        limit_s = self._view.limit_s.item(row) or USUAL_LIMIT_S
+        return DisciplineLearner(layers=self._estimator.layers, limits_s=[limit_s * factor for factor in LIMIT_FACTORS])
 
     def placed(self, booking: Booking, choice: Choice, estimates: Estimates, now_s: float) -> None:
         """It was sent; what its fetch and its prefill would take under each discipline is worked out now."""

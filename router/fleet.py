@@ -15,10 +15,12 @@ from estimators.model_config import read_config
 from estimators.model_keys import ModelConfigError
 from estimators.shape_parts import Count
 from estimators.shapes import ModelShape
+from estimators.view import is_nobody
 from router.errors import ConfigError
 
 DEFAULT_STEP_TOKENS = 2048  # vLLM's default on most cards
 STORE_NAME = "store"  # of its event source, so no replica may have it
+DNS_SCHEME = "dns"  # of a name that stands for many replicas
 ZMQ_ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}|(ipc|inproc)://\S+")
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -83,7 +85,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """One row of `replicas`.
 
     card : name of a card; None where it is not known
-    url : http(s)://host:port; events, replay : addresses of its event publisher and of that one's replay
+    url : http(s)://host:port, or dns://name:port for a replica at each address of the name
+    events, replay : addresses of its event publisher and of that one's replay
     api_key_env : environment variable with the key it wants; None: as the whole fleet
     model, role, ranks, start_s, slow : read by the simulator; passed over here
     """
@@ -208,12 +211,15 @@ def check_fleet(fleet: Fleet) -> None:
             raise ConfigError(f"two replicas are called {name!r}")
     if STORE_NAME in names:
         raise ConfigError(f"a replica cannot be called {STORE_NAME!r}")
+    for name in names:
+        if not name or is_nobody(name):
+            raise ConfigError(f"a replica cannot be called {name!r}: names are not empty and do not begin with '('")
     for replica in fleet.replicas:
         check_address(f"events of {replica.name!r}", replica.events)
         check_address(f"replay of {replica.name!r}", replica.replay)
         if replica.url is None:
             raise ConfigError(f"replica {replica.name!r} has no `url`")
-        check_url(replica.url)
+        check_replica_url(replica.url)
         if replica.card is not None:
             fleet.card(replica.card)
     check_keys_of_ranks(fleet)
@@ -254,6 +260,25 @@ def one_line(exc: Exception) -> str:
     return " ".join(str(exc).split())
 
 
+def check_replica_url(url: str) -> str:
+    """`check_url`, or the same for a DNS name that stands for a replica at each of its addresses."""
+    if not is_dns(url):
+        return check_url(url)
+    wrong = f"{url!r} is no name to look up; it looks like dns://name:8000"
+    try:
+        check_url("http" + url.removeprefix(DNS_SCHEME))
+    except ConfigError as exc:
+        raise ConfigError(wrong) from exc
+    if urlsplit(url).port is None:
+        raise ConfigError(wrong)
+    return url.rstrip("/")
+
+
+def is_dns(url: str) -> bool:
+    """Whether a URL is a DNS name that stands for a replica at each of its addresses."""
+    return url.startswith(f"{DNS_SCHEME}://")
+
+
 def check_url(url: str) -> str:
     """`url` without a trailing slash, or `ConfigError` when it is not http(s)://host[:port]."""
     try:
@@ -270,7 +295,7 @@ def check_url(url: str) -> str:
 
 def fleet_of_urls(urls: list[str]) -> Fleet:
     """A fleet of which only the URLs are known: neutral cards, no store."""
-    replicas = [ReplicaSpec(name=urlsplit(check_url(url)).netloc, url=check_url(url)) for url in urls]
+    replicas = [ReplicaSpec(name=urlsplit(url).netloc, url=url) for url in map(check_replica_url, urls)]
     fleet = Fleet(replicas=replicas)
     check_fleet(fleet)
     return fleet

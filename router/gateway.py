@@ -14,14 +14,20 @@ import aiohttp
 import msgspec
 
 import router
+from estimators.request import RequestFacts
+from estimators.view import is_nobody
 from router.actions import Send
 from router.admin import AdminPort
 from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble
 from router.beside_events import BesideEvents
 from router.config import RouterConfig
 from router.decider import TimedDecider, ranks_of
+from router.discovery.assembly import Discovery
+from router.discovery.membership import Membership, Parts
+from router.discovery.sources import Source
 from router.edits import BodyEdits
 from router.errors import ConfigError, PortInUse
+from router.experiments import Experiments
 from router.fleet import Fleet
 from router.gate import Gate
 from router.http.head import RequestHead, ResponseHead
@@ -36,7 +42,9 @@ from router.outbound import Outbound, key_in
 from router.prompts.production import Prompts
 from router.readiness import Readiness
 from router.receipts import Receipt, ReceiptWriter
+from router.receipts.writer import Detail
 from router.reported import Reported, reported_block_tokens
+from router.rows import members
 from router.signals.load import Load
 from router.signals.load_board import LoadBoard
 from router.signals.orca import RESPONSE_HEADER
@@ -50,12 +58,16 @@ log = logging.getLogger(__name__)
 class Gateway:
     """One running router. `start` it inside a running loop, `stop` it once."""
 
-    def __init__(self, config: RouterConfig, fleet: Fleet) -> None:
+    def __init__(self, config: RouterConfig, fleet: Fleet, *, sources: tuple[Source, ...] = ()) -> None:
+        """`sources` : of replicas, others than the configured ones."""
         self._config = config
-        self._fleet = fleet
+        self._fleet: Fleet  # its replicas come and go: one for each row of the core, nobody's among them
+        self._configured = fleet
         self._metrics = Metrics()
         self._writer: ReceiptWriter | None = None
+        self._experiments: Experiments | None = None  # once there are replicas to choose from
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
+        self._discovery = Discovery(config, fleet, clock=self._clock, sources=sources)
         self._outbound: Outbound
         self._gate: Gate
         self._keys: KeysFile | None = None
@@ -67,10 +79,10 @@ class Gateway:
         self._edits: BodyEdits | None = None
         self._asked_last = -1  # row of the replica that tokenised last
         self._sources: EventSources
-        self._ranks = ranks_of([replica.url for replica in fleet.replicas])
-        fresh_s = max(2.0, 2 * config.load.period_s)  # a poll counts until the next one is overdue
+        self._ranks: list[int | None]
         self._reported: Reported
-        self._board = LoadBoard(len(fleet.replicas), self._on_load, fresh_s=fresh_s)
+        self._board: LoadBoard
+        self._decider: TimedDecider
         self._poller: LoadPoller
         self._traffic: TrafficPort
         self._admin: AdminPort
@@ -82,6 +94,11 @@ class Gateway:
     @property
     def traffic_port(self) -> int:
         return self._traffic.port
+
+    @property
+    def replicas(self) -> int:
+        """Replicas there are, up or not."""
+        return len(members(self._fleet))
 
     @property
     def admin_port(self) -> int:
@@ -107,8 +124,17 @@ class Gateway:
         while self._closers:
             await self._closers.pop()()
 
-    def reload(self) -> None:
-        """Read the files of client keys and of the certificate again; what cannot be used changes nothing."""
+    def reload(self, read: Callable[[], RouterConfig] | None = None) -> None:
+        """Read the files of client keys, the certificate and the fleet again; what cannot be used changes nothing.
+
+        read : the configuration anew, or raises ConfigError; of it the arms of an experiment are taken over
+        """
+        if read is not None and self._experiments is not None:
+            try:
+                self._experiments.reload(read().experiment)
+            except ConfigError as exc:
+                log.warning("the experiment stays as it was: %s", exc)
+        self._discovery.reload()
         if self._keys is not None:
             self._keys.reload()
         if self._tls is not None and self._config.tls is not None:
@@ -125,6 +151,11 @@ class Gateway:
         self._traffic.cut()
 
     async def _start(self) -> None:
+        Outbound(self._config, self._configured)  # so that a key that is missing is heard of before a name is looked up
+        self._fleet = await self._discovery.first()
+        self._ranks = ranks_of([replica.url for replica in self._fleet.replicas])
+        fresh_s = max(2.0, 2 * self._config.load.period_s)  # a poll counts until the next one is overdue
+        self._board = LoadBoard(len(self._fleet.replicas), self._on_load, fresh_s=fresh_s)
         self._outbound = Outbound(self._config, self._fleet)
         self._session = self._outbound.session()
         self._closers.append(self._session.close)
@@ -137,13 +168,15 @@ class Gateway:
             self._config,
             self._fleet,
             on_receipt=self._finished,
+            keep=None if self._writer is None else self._keep,
             epoch_s=time.time() - self._clock(),
             block_tokens=block_tokens,
             answers=self._beside.answers,
             written=self._beside.written,
-            every_candidate=self._writer is not None,
+            every_candidate=False,
             forecasts=self._writer is not None or self._config.state.path is not None,
         )
+        self._experiments = self._core.experiments
         self._start_keeping()
         await self._start_prompts()
         self._start_edits()
@@ -163,6 +196,7 @@ class Gateway:
         self._sources.follow_store()
         self._make_traffic_port()
         self._start_poller()
+        self._start_discovery()
         await self._start_admin()
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
 
@@ -223,7 +257,11 @@ class Gateway:
         for step in range(1, len(replicas) + 1):
             row = (self._asked_last + step) % len(replicas)
             serves = dispatcher.models_of(row)  # empty: it does not say, so any
-            if dispatcher.is_up(row) and (not model or not serves or model in serves):
+            if (
+                dispatcher.is_up(row)
+                and not dispatcher.is_drained(row)
+                and (not model or not serves or model in serves)
+            ):
                 self._asked_last = row
                 return replicas[row].url
         return None
@@ -240,11 +278,33 @@ class Gateway:
             timeout_s=load.timeout_s,
             clock=self._clock,
         )
-        for row, replica in enumerate(self._fleet.replicas):
+        for row, replica in members(self._fleet).items():
             rank = self._ranks[row]
             self._poller.watch(row, replica.url or "", None if rank is None else str(rank))
         self._poller.start()
         self._closers.append(self._poller.stop)
+
+    def _start_discovery(self) -> None:
+        parts = Parts(
+            core=self._core,
+            outbound=self._outbound,
+            sources=self._sources,
+            poller=self._poller,
+            board=self._board,
+            reported=self._reported,
+            beside=self._beside,
+            decider=self._decider,
+        )
+        membership = Membership(
+            self._fleet,
+            parts,
+            ranks=self._ranks,
+            look=self._traffic.look,
+            check=self._discovery.check,
+            clock=self._clock,
+        )
+        self._discovery.start(membership, self._outbound)
+        self._closers.append(self._discovery.stop)
 
     async def _start_admin(self) -> None:
         views = Views(
@@ -259,6 +319,7 @@ class Gateway:
             traffic=self._traffic,
             writer=self._writer,
             keys=self._keys,
+            discovery=self._discovery,
             clock=self._clock,
             tenants=self._config.admission.shares,
         )
@@ -267,6 +328,7 @@ class Gateway:
             metrics_text=views.metrics_text,
             fleet=views.fleet,
             pushed=self._sources.pushed,
+            edited=self._discovery.edited,
             key=admin_key(self._config),
         )
         self._closers.append(self._admin.stop)
@@ -274,15 +336,16 @@ class Gateway:
 
     def _make_traffic_port(self) -> None:
         config = self._config
+        self._decider = TimedDecider(
+            self._core.dispatcher,
+            took=self._metrics.decision.observe,
+            answered=self._prompts.answered,
+            ranks=self._ranks,
+            asks_load=config.load.from_answers,
+            fields=self._outbound.fields,
+        )
         self._traffic = TrafficPort(
-            TimedDecider(
-                self._core.dispatcher,
-                took=self._metrics.decision.observe,
-                answered=self._prompts.answered,
-                ranks=self._ranks,
-                asks_load=config.load.from_answers,
-                fields=self._outbound.fields,
-            ),
+            self._decider,
             read_prompt=self._edits.read if self._edits is not None else self._prompts.read,
             answer=self._answer,
             clock=self._clock,
@@ -318,13 +381,20 @@ class Gateway:
         await self._traffic.stop(0.0 if self._hurried.is_set() else self._config.drain_s)
 
     def _open_receipts(self) -> None:
-        path = self._config.receipts.path
-        if path is None:
+        settings = self._config.receipts
+        if settings.path is None:
             return
         try:
-            self._writer = ReceiptWriter(Path(path))
+            self._writer = ReceiptWriter(
+                Path(settings.path),
+                share=settings.share,
+                others=settings.others,
+                capacity=settings.most_waiting,
+                max_bytes=settings.max_mib << 20,
+                keep=settings.keep,
+            )
         except OSError as exc:
-            raise ConfigError(f"receipts cannot be written to {path}: {exc.strerror}") from exc
+            raise ConfigError(f"receipts cannot be written to {settings.path}: {exc.strerror}") from exc
         self._closers.append(self._close_receipts)
 
     async def _close_receipts(self) -> None:
@@ -340,7 +410,8 @@ class Gateway:
             self._board.load_from_response(sent.row, [(RESPONSE_HEADER, told)], self._clock())
 
     def _on_load(self, row: int, load: Load, sent_s: float, received_s: float) -> None:
-        self._reported.load(row, load, sent_s, received_s)
+        if not is_nobody(self._fleet.replicas[row].name):  # its last answers may come after it left
+            self._reported.load(row, load, sent_s, received_s)
 
     def _on_up(self, row: int, models: tuple[str, ...]) -> None:
         url = (self._fleet.replicas[row].url or "").rstrip("/")
@@ -362,8 +433,8 @@ class Gateway:
         return 200, b'{"status":"ok"}'
 
     def _not_ready(self) -> str | None:
-        is_up = self._core.dispatcher.is_up
-        up = any(map(is_up, range(len(self._fleet.replicas))))
+        is_up, is_drained = self._core.dispatcher.is_up, self._core.dispatcher.is_drained
+        up = any(is_up(row) and not is_drained(row) for row in members(self._fleet))
         return self._readiness.why_not(up=up, unheard=lambda: self._sources.unheard(is_up), now_s=self._clock())
 
     def _ready(self) -> bool:
@@ -373,8 +444,15 @@ class Gateway:
         self._metrics.count(receipt)
         if receipt.choice is not None and receipt.prompt_tokens:  # nothing else leaves blocks to tell of
             self._sources.served(receipt.choice.replica)
-        if self._writer is not None:
+
+    def _keep(self, receipt: Receipt, request: RequestFacts | None, detail: Detail | None) -> None:
+        """Write a receipt down; what there is of its decision is worked out by the writer's thread."""
+        assert self._writer is not None, "asked for because there is one"
+        if request is None:
             self._writer.write(receipt)
+            return
+        receipt.blocks, receipt.block_tokens = len(request.chain), request.block_tokens
+        self._writer.write(receipt, detail, chain=request.chain, unit=self._core.experiments.unit(request))
 
 
 def admin_key(config: RouterConfig) -> str | None:

@@ -51,6 +51,10 @@ class Holdings(Protocol):
         """`row` reused `blocks` of `chain`, all of which it was believed at `since_s` to have by itself."""
         return
 
+    def forget(self, row: int) -> None:
+        """`row` is nobody's, or somebody else's, from now on."""
+        return
+
     def fetched(self, chain: list[int], now_s: float) -> None:
         """A replica read the shared store and found `chain` there."""
         return
@@ -120,6 +124,9 @@ class DirectoryHoldings(Holdings):
 
     def reused(self, row: int, chain: list[int], blocks: int, now_s: float, *, since_s: float) -> None:
         self._directory.reused(row, chain, blocks, now_s, since_s=since_s)
+
+    def forget(self, row: int) -> None:
+        self._directory.forget(row)
 
     def fetched(self, chain: list[int], now_s: float) -> None:
         self._directory.fetched(chain, now_s)

@@ -26,7 +26,7 @@ from estimators.queueing import beside_one, decode_step_one_s
 from estimators.request import RequestFacts
 from estimators.stored import mapping
 from estimators.tiers import Tier
-from estimators.view import FleetView
+from estimators.view import FleetView, is_nobody
 from policies.base import Choice
 from router.actions import Ended
 from router.bookings import Booking
@@ -38,6 +38,7 @@ from router.samples import Computed, PrefillSamples
 _LEVELS = tuple(Evidence)  # strongest first
 _STRENGTH = {level: place for place, level in enumerate(_LEVELS)}
 
+DEPARTED = 1024  # replicas that are gone, of which it is kept what was learned, should they come back
 MODELS_APART = 64  # models whose traffic is learned apart
 LONGEST_ANSWER_TOKENS = 1_000_000  # beyond what any model's context holds
 CALIBRATED_SAMPLES = 20  # first tokens after which a replica's times are more observed than believed
@@ -96,6 +97,7 @@ class Learning:
         self._counters: list[PrefixCounters | None] = [None] * view.rows
         self._outcomes = None if estimator.doubt is None else Outcomes(estimator.doubt)
         self._fetches = FetchHabits(view, estimator, self._disturbed) if learn_disciplines else None
+        self._departed: dict[str, tuple[dict[str, Any], float]] = {}  # what was learned of each, and when it was left
 
     def surroundings(self, request: RequestFacts, replicas: int, now_s: float) -> Surroundings:
         """What else goes on for this model. Per-replica rates would feed back, so all its `replicas` share one."""
@@ -172,6 +174,38 @@ class Learning:
         if self._estimator.doubt is not None:
             self._estimator.doubt.hits.forget(row)
 
+    def leaves(self, row: int, name: str, now_s: float) -> None:
+        """The replica of `row`, called `name`, goes: what was learned of it is kept for when it comes back."""
+        self._keep_departed(name, self._state_of(row, now_s), now_s)
+
+    def joins(self, row: int, name: str, *, spread: float, calibrated: bool, now_s: float) -> None:
+        """`row` is that of another replica, as the view says already: all is learned anew, or known from before.
+
+        spread : as for all of them at the start; calibrated : its card is known
+        """
+        view, doubt = self._view, self._estimator.doubt
+        self._samples.renew(row)
+        self._prefill[row] = PrefillCalibration(view.coefficients[row], spread=spread)
+        self._pace[row] = ScaleCalibration()
+        self._names_reuse.discard(row)
+        self._counters[row] = None
+        if self._fetches is not None:
+            self._fetches.renew(row)
+        if doubt is not None:
+            doubt.hits.renew(row, name)
+            doubt.spread.renew(row, name, calibrated=calibrated)
+        known = self._departed.pop(name, None)
+        if known is not None:
+            learned, left_s = known
+            self._restore_row(row, learned, now_s=now_s, age_s=max(0.0, now_s - left_s))
+
+    def renamed(self, row: int, name: str) -> None:
+        """`row` is called so from now on."""
+        doubt = self._estimator.doubt
+        if doubt is not None:
+            doubt.hits.name(row, name)
+            doubt.spread.name(row, name)
+
     def counted(self, row: int, now: PrefixCounters, now_s: float) -> None:
         """`row` reported the totals of its prefix cache."""
         before, self._counters[row] = self._counters[row], now
@@ -218,21 +252,30 @@ class Learning:
     def state(self, now_s: float) -> dict[str, Any]:
         """All that was learned of the replicas, as plain values, by name."""
         doubt = self._estimator.doubt
-        replicas = {
-            name: {
-                "rates": self._rates(row),
-                "prefill": self._prefill[row].state(),
-                "pace": self._pace[row].state(),
-                "fetches": None if self._fetches is None else self._fetches.state(row),
-            }
-            for row, name in enumerate(self._view.names)
-        }
+        replicas = {name: self._replica_state(row) for row, name in enumerate(self._view.names) if not is_nobody(name)}
         learned: dict[str, Any] = {"replicas": replicas}
         if doubt is not None:
             learned["hits"] = doubt.hits.state(now_s)
             learned["spread"] = doubt.spread.state(now_s)
             learned["conformal"] = doubt.conformal.state()
         return learned
+
+    def _state_of(self, row: int, now_s: float) -> dict[str, Any]:
+        """All that was learned of one replica, as plain values."""
+        doubt = self._estimator.doubt
+        learned = {"replica": self._replica_state(row)}
+        if doubt is not None:
+            learned["hits"] = doubt.hits.state_of(row, now_s)
+            learned["spread"] = doubt.spread.state_of(row, now_s)
+        return learned
+
+    def _replica_state(self, row: int) -> dict[str, Any]:
+        return {
+            "rates": self._rates(row),
+            "prefill": self._prefill[row].state(),
+            "pace": self._pace[row].state(),
+            "fetches": None if self._fetches is None else self._fetches.state(row),
+        }
 
     def restore(self, learned: Mapping[str, Any], *, now_s: float, age_s: float) -> list[str]:
         """Take over what `state` gave `age_s` ago, for replicas that are still there and still the same.
@@ -278,6 +321,23 @@ class Learning:
         self._pace[row] = pace
         self._view.pace_scale[row] = pace.scale
         self._view.samples[row] = self._prefill[row].samples
+
+    def _restore_row(self, row: int, learned: Mapping[str, Any], *, now_s: float, age_s: float) -> None:
+        """Take over what `_state_of` gave; of another card, model or speed nothing is."""
+        doubt = self._estimator.doubt
+        try:
+            self._restore_replica(row, learned["replica"], age_s)
+        except ValueError:
+            return
+        if doubt is not None:
+            doubt.hits.restore_row(row, learned["hits"], now_s=now_s, age_s=age_s)
+            doubt.spread.restore_row(row, learned["spread"], now_s=now_s, age_s=age_s)
+
+    def _keep_departed(self, name: str, learned: dict[str, Any], left_s: float) -> None:
+        self._departed.pop(name, None)
+        self._departed[name] = learned, left_s
+        if len(self._departed) > DEPARTED:
+            del self._departed[next(iter(self._departed))]
 
     def _rates(self, row: int) -> list[float]:
         view = self._view

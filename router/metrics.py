@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from math import nan
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from estimators.queueing import waiting_s
-from estimators.view import FleetView
+from estimators.view import FleetView, is_nobody
 from router.actions import Outcome
+from router.discovery.following import ListReport
 from router.health import Health
 from router.health import State as HealthState
 from router.receipts import Receipt
@@ -46,6 +47,19 @@ class Metrics:
         )
         self.refusals = Tally(
             "tfirst_refusals", "Requests the router placed nowhere, by why", ["cause"], registry=registry
+        )
+        self.arm_requests = Tally(
+            "tfirst_arm_requests",
+            "Requests by arm of the experiment, by how they ended",
+            ["arm", "outcome"],
+            registry=registry,
+        )
+        self.arm_first_token = Histogram(
+            "tfirst_arm_first_token_seconds",
+            "Arrival to first token by arm of the experiment, streams",
+            ["arm"],
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
         )
         self.client_requests = Tally(
             "tfirst_client_requests", "Requests by the name of the key they came with", ["client"], registry=registry
@@ -98,12 +112,15 @@ class Metrics:
             registry=registry,
         )
         self.receipts_dropped = Gauge("tfirst_receipts_dropped", "Receipts lost since start", registry=registry)
+        self._named: set[str] = set()  # replicas and sources that have series
 
     def count(self, receipt: Receipt) -> None:
         """Take a finished receipt into account."""
         self.requests.add((receipt.outcome or "",))
         if receipt.outcome == Outcome.REFUSED.value and receipt.cause is not None:
             self.refusals.add((receipt.cause,))
+        if receipt.arm is not None and not receipt.override:
+            self._count_arm(receipt.arm, receipt)
         if receipt.client is not None:
             self.client_requests.add((receipt.client,))
         choice = receipt.choice
@@ -128,15 +145,44 @@ class Metrics:
         if receipt.cached_tokens is not None:
             self.reported_cached_tokens.add((), receipt.cached_tokens)
 
+    def _count_arm(self, arm: str, receipt: Receipt) -> None:
+        """One more request of an arm, whose names are a closed set: those of the configuration."""
+        self.arm_requests.add((arm, receipt.outcome or ""))
+        if receipt.first_token_s is not None:
+            self.arm_first_token.labels(arm).observe(receipt.first_token_s)
+
     def show_fleet(self, view: FleetView, up: Callable[[int], bool], step_tokens: int, now_s: float) -> None:
         """Copy the fleet view into gauges; called when somebody scrapes."""
         waiting = waiting_s(view, step_tokens)
         for row, name in enumerate(view.names):
+            if is_nobody(name):
+                continue
             self.booked.labels(name).set(int(view.booked[row]))
             head_s = max(0.0, float(view.head_ends_s[row]) - now_s)
             self.backlog.labels(name).set(head_s + float(waiting[row]))
             self.up.labels(name).set(up(row))
             self.signal_age.labels(name).set(now_s - float(view.sampled_at_s[row]))
+
+    def forget_the_gone(self, names: Iterable[str]) -> None:
+        """Drop the series of replicas and sources that are none of `names`; called when somebody scrapes."""
+        gone, self._named = self._named - set(names), set(names)
+        for name in gone:
+            for gauge in (self.booked, self.backlog, self.up, self.signal_age, self.health, self.share):
+                gauge.remove_by_labels({"replica": name})
+            self.event_sources.remove_by_labels({"source": name})
+
+    def show_elsewhere(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Show numbers of now that somebody else has, by the values of one label, read when somebody scrapes."""
+        self.registry.register(_Elsewhere(GaugeMetricFamily, name, text, label, read))
+
+    def follow_lists(self, read: Callable[[], list[ListReport]]) -> None:
+        """Show which lists of replicas cannot be used, read when somebody scrapes."""
+        self.show_elsewhere(
+            "tfirst_replica_list_rejected",
+            "1 while a list of replicas cannot be used and its last good one counts",
+            "source",
+            lambda: {report.source: float(report.failure is not None) for report in read()},
+        )
 
     def show_health(self, name: str, health: Health, now_s: float) -> None:
         """Copy how one replica is doing into gauges; called when somebody scrapes."""
@@ -153,7 +199,7 @@ class Metrics:
 
     def count_elsewhere(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
         """Show totals that somebody else counts, by the values of one label, read when somebody scrapes."""
-        self.registry.register(_CountedElsewhere(name, text, label, read))
+        self.registry.register(_Elsewhere(CounterMetricFamily, name, text, label, read))
 
     def follow_sources(self, read: Callable[[], list[SourceReport]]) -> None:
         """Show age, connection and counters of every event source, read when somebody scrapes."""
@@ -177,14 +223,21 @@ def _by_value(counts: Mapping[Origin, int]) -> dict[str, float]:
     return {origin.value: total for origin, total in counts.items()}
 
 
-class _CountedElsewhere(Collector):
-    """A counter whose totals live in another object."""
+class _Elsewhere(Collector):
+    """A metric whose numbers live in another object."""
 
-    def __init__(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        self._name, self._text, self._label, self._read = name, text, label, read
+    def __init__(
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        text: str,
+        label: str,
+        read: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._kind, self._name, self._text, self._label, self._read = kind, name, text, label, read
 
     def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=[self._label])
+        family = self._kind(self._name, self._text, labels=[self._label])
         for value, total in self._read().items():
             family.add_metric([value], total)
         yield family

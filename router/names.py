@@ -34,6 +34,12 @@ class ModelNames:
         self._identities = {name: found for one in self._listed.values() for name, found in one.items()}
         return [name for name, weights in before.items() if adapters.get(name) != weights]
 
+    def forget(self, row: int) -> None:
+        """`row` is nobody's from now on. Names that only it listed are unknown again."""
+        self._adapters.pop(row, None)
+        if self._listed.pop(row, None) is not None:
+            self._identities = {name: found for one in self._listed.values() for name, found in one.items()}
+
     def resolve(self, name: str) -> tuple[str, str]:
         """(base model, adapter) behind `name`. Without a name, the base model if all names share one."""
         if name:

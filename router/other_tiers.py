@@ -127,6 +127,10 @@ class OtherTiers(Holdings):
         for tier in (Tier.HOST, Tier.DISK):
             self._doubt(row, tier, chain, blocks, now_s)
 
+    def forget(self, row: int) -> None:
+        self._directory.forget(row)
+        self._doubts.forget(row)
+
     def fetched(self, chain: list[int], now_s: float) -> None:
         self._directory.fetched(chain, now_s)
         if self._written is not None:

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from estimators.view import is_nobody
 from router.config import RouterConfig, addresses_for
 from router.errors import ConfigError
-from router.fleet import Fleet
+from router.fleet import Fleet, ReplicaSpec
 from router.gate import CREDENTIALS
 from router.http.contract import Endpoint
 from router.http.tls import upstream_context
@@ -47,21 +48,41 @@ class Outbound:
         self.tls: ssl.SSLContext | None = None if tls is None else upstream_context(tls)
         self.tls_name = None if tls is None else tls.server_name
         self._replicas = fleet.replicas
-        default = fleet.api_key_env or config.api_key_env
-        self._keys = [key_in("api_key_env", replica.api_key_env or default) for replica in fleet.replicas]
-        self._key_at = {
-            _origin(replica.url or ""): key
-            for replica, key in zip(fleet.replicas, self._keys, strict=True)
-            if key is not None
-        }
-        default_key = key_in("api_key_env", default)
-        if config.prompts.url is not None and default_key is not None:
-            self._key_at.setdefault(_origin(config.prompts.url), default_key)
+        self._default = fleet.api_key_env or config.api_key_env
+        self._prompts_url = config.prompts.url
+        self._keys: list[str | None]
+        self._key_at: dict[tuple[str, str, int], str]
+        self.members_changed()
         forwards = config.forward_credentials
         if forwards is None:
             forwards = config.client_keys is None and not self._key_at
         self.drops: frozenset[bytes] = frozenset() if forwards else CREDENTIALS
         self._replaces = not forwards  # relayed requests carry the router's key in place of the client's
+
+    def members_changed(self) -> None:
+        """The fleet's replicas are others than before, each of which `check` has passed."""
+        self._keys = [
+            None if is_nobody(replica.name) else key_in("api_key_env", replica.api_key_env or self._default)
+            for replica in self._replicas
+        ]
+        self._key_at = {
+            _origin(replica.url or ""): key
+            for replica, key in zip(self._replicas, self._keys, strict=True)
+            if key is not None
+        }
+        default_key = key_in("api_key_env", self._default)
+        if self._prompts_url is not None and default_key is not None:
+            self._key_at.setdefault(_origin(self._prompts_url), default_key)
+
+    def check(self, replica: ReplicaSpec) -> None:
+        """Raise `ConfigError` for a replica that cannot join a running router: by its address, or by its key."""
+        self.addresses.check_urls([replica.url or ""])
+        key = key_in("api_key_env", replica.api_key_env or self._default)
+        if key is not None and not self._replaces:
+            raise ConfigError(
+                f"replica {replica.name!r} wants a key, and this router has passed clients' own ones on since it was"
+                " started without one: restart it with the key"
+            )
 
     @property
     def keeps_credentials(self) -> bool:
@@ -77,6 +98,8 @@ class Outbound:
         """Every endpoint of the fleet, once, for what is sent to all; what it wants is the router's own key."""
         found: dict[str, Endpoint] = {}
         for replica, key in zip(self._replicas, self._keys, strict=True):
+            if is_nobody(replica.name):
+                continue
             url = (replica.url or "").rstrip("/")
             fields = () if key is None else ((b"Authorization", b"Bearer " + key.encode()),)
             found.setdefault(url, Endpoint(replica.name, url, fields))

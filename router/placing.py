@@ -22,6 +22,7 @@ from policies.base import Choice, Policy
 from router.actions import Ended, Send
 from router.beliefs import Belief, belief_of, tell
 from router.bookings import Booking, Ledger
+from router.experiments import Experiments
 from router.holdings import Holdings
 from router.learning import Learning
 from router.notes import Notes, note_choice, note_chosen
@@ -78,6 +79,7 @@ class Placer:
     """Owner of choices and of everything booked for them.
 
     policy : decides where a generation runs; by_load : where everything else goes
+    experiments : other rules that decide instead, or beside; None: no others
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Placer:
         by_load: Policy,
         learning: Learning,
         ledger: Ledger,
+        experiments: Experiments | None = None,
     ) -> None:
         self._replicas = replicas
         self._view = view
@@ -100,6 +103,7 @@ class Placer:
         self._by_load = by_load
         self._learning = learning
         self._ledger = ledger
+        self._experiments = experiments
 
     def noticed(self, request: RequestFacts, now_s: float) -> None:
         """Traffic is learned of generations, wherever they will run."""
@@ -111,6 +115,7 @@ class Placer:
         view = self._view
         view.ready[:] = False
         view.ready[rows] = True
+        view.now_s = now_s
         around = self._learning.surroundings(request, replicas, now_s)
         held = self._holdings.held(request.chain, now_s)
         return Expected(held, self._estimator.estimate(request, held, view, around, now_s))
@@ -126,6 +131,8 @@ class Placer:
     def choose(self, request: RequestFacts, expected: Expected) -> Choice:
         """What the policy takes; `expected` was asked for, or narrowed, at this very moment."""
         policy = self._policy if request.generates else self._by_load
+        if self._experiments is not None and self._experiments.active and request.generates:
+            policy = self._experiments.rule(request)
         return policy.choose(request, self._view, expected.estimates)
 
     def place(
@@ -145,6 +152,8 @@ class Placer:
         notes = Notes(estimates, choice, held, self._view, now_s)
         note_choice(receipt, choice, estimates)
         note_chosen(notes.chosen, booking, self._view, self._learning, now_s)
+        if self._experiments is not None and self._experiments.active:
+            receipt.shadows = self._experiments.shadows(request, self._view, estimates)
         if request.explain:
             receipt.candidates, receipt.chosen = notes.candidates()
         receipt.placed_s = now_s - arrived_at_s

@@ -21,10 +21,11 @@ from estimators.request import RequestFacts
 from estimators.routes import Held
 from estimators.view import FleetView
 from policies.base import Choice, Policy
+from policies.watcher import Watcher
 from router.actions import Ended, Send
 from router.bookings import Booking, Forecast
 from router.dispatch import Dispatcher
-from router.placing import Expected, Placement, Placer
+from router.placing import Expected, Placement, Placer, Replica
 from router.receipts import Receipt
 
 _RECOMPUTE = COLUMN[Path.RECOMPUTE]
@@ -44,8 +45,8 @@ _UNKNOWN = Forecast(
 
 
 def reads_estimates(policy: Policy) -> bool:
-    """Whether a rule reads estimates; one that does not say is taken to."""
-    return bool(getattr(policy, "reads_estimates", True))
+    """Whether a rule reads estimates or bookings; one that does not say is taken to, and so is one that watches."""
+    return isinstance(policy, Watcher) or bool(getattr(policy, "reads_estimates", True))
 
 
 class PlainDispatcher(Dispatcher):
@@ -55,6 +56,11 @@ class PlainDispatcher(Dispatcher):
         assert not reads_estimates(parts["policy"]), "a rule that reads estimates needs them"
         super().__init__(**parts, placing=PlainPlacer)
         self.view.waiting[:] = nan  # work that is booked is not known, so nobody is shown a zero
+        self.view.prefill_tokens[:] = nan
+
+    def joins(self, row: int, replica: Replica) -> None:
+        super().joins(row, replica)
+        self.view.waiting[:, row] = nan
 
 
 class PlainPlacer(Placer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -35,11 +36,33 @@ def policy_factory(name: str) -> PolicyFactory:
     return factory
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a rule can be given. defaults : by name; takes_any : other names are its own business"""
+
+    defaults: dict[str, Any]
+    takes_any: bool
+
+
+def settings_of(factory: PolicyFactory) -> Settings:
+    """Settings of a rule: its own, then those of the classes to which it passes other keywords on."""
+    defaults: dict[str, Any] = {}
+    for maker in getattr(factory, "__mro__", (factory, object)):
+        if maker is object:
+            break
+        parameters = inspect.signature(maker).parameters.values()
+        named = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+        defaults = {parameter.name: parameter.default for parameter in named} | defaults
+        if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            return Settings(defaults, takes_any=False)
+    return Settings(defaults, takes_any=True)
+
+
 def build_policy(name: str, settings: dict[str, Any], seed: int) -> Policy:
     """An instance of the policy `name`; `ConfigError` when `settings` do not fit it."""
     factory = policy_factory(name)
-    for key, parameter in inspect.signature(factory).parameters.items():
-        given, usual = settings.get(key), parameter.default
+    for key, usual in settings_of(factory).defaults.items():
+        given = settings.get(key)
         if given is not None and isinstance(usual, int | float) and not isinstance(given, int | float):
             raise ConfigError(f"policy {name!r}: {key} must be a number, not {given!r}")
     try:

@@ -45,6 +45,17 @@ def too_late(expected_s: float, deadline_s: float, retry_after_s: int) -> Refuse
     return Refuse(429, "RateLimitError", message, retry_after_s=retry_after_s, why=Why.TOO_LATE)
 
 
+def by_rule(reason: str, retry_after_s: int) -> Refuse:
+    """The routing rule itself finds no replica good enough. reason : its own sentence"""
+    return Refuse(429, "RateLimitError", reason, retry_after_s=retry_after_s, why=Why.RULE)
+
+
+def override(status: int, reason: str) -> Refuse:
+    """The client may not choose the policy, or there is no such one. reason : which, in a sentence"""
+    kind = "PermissionDeniedError" if status == 403 else "BadRequestError"
+    return Refuse(status, kind, reason, why=Why.OVERRIDE)
+
+
 def internal() -> Refuse:
     """The router failed by itself."""
     return Refuse(500, "InternalServerError", "The router failed to place this request.", why=Why.INTERNAL)

@@ -109,6 +109,14 @@ class Reported:
         if not models:
             log.warning("%s named no models (does it want a key? api_key_env): no prompt is matched", replica.name)
 
+    def forget(self, row: int) -> None:
+        """`row` is nobody's, or somebody else's, from now on."""
+        self._progress[row] = Progress()
+        self._known_down.discard(row)
+        self._alive_s.pop(row, None)
+        self._warned_sizes.discard(row)
+        self._spoke(row)
+
     def probed(self, rows: Collection[int], reason: str | None) -> bool:
         """A server, which runs `rows`, was asked for its health. reason : what was wrong; None: it answered well.
 

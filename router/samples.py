@@ -128,6 +128,10 @@ class PrefillSamples:
         self._lanes = [Lane() for _ in range(view.rows)]
         self._stretch_of: dict[Booking, Stretch] = {}
 
+    def renew(self, row: int) -> None:
+        """`row` is that of another replica; nothing is booked there."""
+        self._lanes[row] = Lane()
+
     def placed(self, booking: Booking, now_s: float) -> None:
         """`booking` was given to its replica."""
         if not booking.request.generates:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import aiohttp
 import zmq
 
+from estimators.view import is_nobody
 from router.directory import Directory
 from router.errors import ConfigError
 from router.fleet import STORE_NAME, Fleet
@@ -75,12 +76,16 @@ class EventSources:
         self._session = session
         self._clock = clock
         self._on_pushed_load = on_pushed_load
-        self._names = [replica.name for replica in fleet.replicas]
-        self._urls = [replica.url for replica in fleet.replicas]
-        self._ranks = rows_by_url(self._urls)
-        self._events = event_addresses(fleet)
-        self._replays = replay_addresses(fleet)
-        self._sharing = Counter(self._events.values())
+        self._names: list[str]
+        self._members: frozenset[str]
+        self._urls: list[str | None]
+        self._ranks: dict[str, list[int]]
+        self._events: dict[int, str]
+        self._replays: dict[int, str]
+        self._sharing: Counter[str]
+        self._tenures = [0] * len(fleet.replicas)  # replicas each row has had: what an earlier one said is not taken
+        self._ending: set[asyncio.Task[None]] = set()  # what is being stopped
+        self.members_changed()
         self._zmq: zmq.Context[Socket] = zmq.Context()
         self._searches: dict[str, asyncio.Task[None]] = {}  # by URL
         self._found: dict[int, Source] = {}  # what replicas said of themselves, by row
@@ -98,6 +103,54 @@ class EventSources:
         self.subscribers: dict[str, EventSubscriber] = {}  # by replica, and the store's
         self.shared: dict[str, SharedSubscriber] = {}  # by address
         self.load_listeners: dict[str, LoadListener] = {}  # by URL
+
+    def members_changed(self) -> None:
+        """The fleet's replicas are others than before: to be told before anything of a new one is.
+
+        Raises
+        ------
+        ConfigError : as at the start
+        """
+        fleet = self._fleet
+        self._events, self._replays = event_addresses(fleet), replay_addresses(fleet)
+        self._names = [replica.name for replica in fleet.replicas]
+        self._members = frozenset(name for name in self._names if not is_nobody(name))
+        self._urls = [replica.url for replica in fleet.replicas]
+        self._ranks = rows_by_url(self._urls)
+        self._sharing = Counter(self._events.values())
+
+    def removed(self, row: int) -> None:
+        """The replica of `row` is gone: nothing of it is followed, and nothing it says still is taken.
+
+        To be told while the fleet still names it.
+        """
+        name, url, address = self._names[row], (self._urls[row] or "").rstrip("/"), self._events.get(row)
+        self._tenures[row] += 1
+        for known in (self._found, self._models, self._one_copy, self._capacities):
+            known.pop(row, None)
+        self._guessed.discard(row)
+        self._served.pop(name, None)
+        self._watch.forget(name)
+        self._intake.streams.pop(name, None)
+        self._posted_s.pop(name, None)
+        subscriber = self.subscribers.pop(name, None)
+        if subscriber is not None:
+            self._end(subscriber.stop())
+        others = [other for other in self._ranks.get(url, ()) if other in self._models]
+        if not others and (search := self._searches.pop(url, None)) is not None:
+            search.cancel()
+        if not others and (listener := self.load_listeners.pop(url, None)) is not None:
+            self._end(listener.stop())
+        if address is not None and (shared := self.shared.get(address)) is not None:
+            shared.drop(name)
+            if not any(self._events.get(other) == address for other in self._models):
+                del self.shared[address]
+                self._end(shared.stop())
+
+    def _end(self, stopping: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(stopping)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def follow_store(self) -> None:
         """Follow the shared store's events, if the fleet file names their address."""
@@ -152,7 +205,8 @@ class EventSources:
 
     def served(self, name: str) -> None:
         """The replica called `name` was given one more request, so it should have something to tell."""
-        self._served[name] += 1
+        if name in self._members:
+            self._served[name] += 1
 
     async def pushed(self, body: bytes, content_type: str) -> Reply:
         """Take in a POST of cache events, after those that came before it."""
@@ -167,28 +221,22 @@ class EventSources:
     def reports(self) -> list[SourceReport]:
         """Every replica's source, and the store's where it has one."""
         now_s = self._clock()
-        reports = [self._report(row, now_s) for row in range(len(self._names))]
-        if STORE_NAME in self.subscribers or STORE_NAME in self._intake.streams:
-            reports.append(self._stream_report(STORE_NAME, now_s) or missing_report(STORE_NAME))
-        return reports
+        members = [row for row, name in enumerate(self._names) if not is_nobody(name)]
+        return [*(self._report(row, now_s) for row in members), *self._store_reports(now_s)]
 
     def unheard(self, up: Callable[[int], bool]) -> list[str]:
         """Replicas that are up, and the store, whose events are awaited and not followed yet."""
-        reports = self.reports()
+        now_s = self._clock()
         awaited = [row for row in range(len(self._names)) if up(row) and row not in self._guessed]
-        stores = range(len(self._names), len(reports))
-        return [
-            report.name
-            for report in (reports[row] for row in (*awaited, *stores))
-            if not report.connected or report.state is State.REPLAYING
-        ]
+        reports = [*(self._report(row, now_s) for row in awaited), *self._store_reports(now_s)]
+        return [report.name for report in reports if not report.connected or report.state is State.REPLAYING]
 
     async def stop(self) -> None:
         """End all tasks and sockets."""
         tasks = [*self._searches.values(), *([self._watching] if self._watching is not None else [])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._ending, return_exceptions=True)
         await asyncio.gather(*(subscriber.stop() for subscriber in self.subscribers.values()))
         await asyncio.gather(*(shared.stop() for shared in self.shared.values()))
         await asyncio.gather(*(listener.stop() for listener in self.load_listeners.values()))
@@ -282,23 +330,32 @@ class EventSources:
         self._one_copy[row] = one_copy
         self._directory.add_source(row, self._models[row], one_copy=one_copy)
 
-    def _apply(self, row: int, batch: Batch) -> None:
-        self._directory.put(row, batch, self._clock())
+    def _apply(self, row: int, tenure: int, batch: Batch) -> None:
+        if self._tenures[row] == tenure:
+            self._directory.put(row, batch, self._clock())
+
+    def _clear(self, row: int, tenure: int) -> None:
+        if self._tenures[row] == tenure:
+            self._directory.clear(row)
+
+    def _into(self, row: int) -> tuple[Callable[[Batch], object], Callable[[], object]]:
+        """Where a stream of the replica that `row` has now puts its batches, and how it has it forgotten."""
+        tenure = self._tenures[row]
+        return partial(self._apply, row, tenure), partial(self._clear, row, tenure)
 
     def _apply_store(self, batch: Batch) -> None:
         self._directory.apply_store(batch, self._clock())
 
     def _stream(self, row: int, *, one_copy: bool, first_seq: int) -> Stream:
         self._register(row, one_copy=one_copy)
-        cleared = partial(self._directory.clear, row)
-        return Stream(self._names[row], partial(self._apply, row), cleared, first_seq=first_seq, clock=self._clock)
+        return Stream(self._names[row], *self._into(row), first_seq=first_seq, clock=self._clock)
 
     def _follow(self, row: int, source: Source) -> None:
         name = self._names[row]
         if name in self.subscribers or self._is_posted(name):
             return
         self._register(row, one_copy=source.one_copy)
-        self._subscribe(name, source, partial(self._apply, row), partial(self._directory.clear, row))
+        self._subscribe(name, source, *self._into(row))
         log.info("%s publishes cache events at %s", name, source.events)
 
     def _subscribe(
@@ -313,9 +370,9 @@ class EventSources:
     def _share(self, address: str) -> None:
         if address in self.shared:
             return
-        rows = [row for row, named in self._events.items() if named == address]
 
         def stream_of(topic: str, rank: int | None) -> Stream | None:
+            rows = [row for row, named in self._events.items() if named == address]
             row = row_of_topic(topic, self._urls, rows, rank)
             return None if row not in self._models else self._stream(row, one_copy=False, first_seq=0)
 
@@ -350,11 +407,11 @@ class EventSources:
             known = self._fleet.store is not None
             followed = STORE_NAME in self.subscribers
         else:
-            known = name in self._names
+            known = name in self._members
             followed = name in self.subscribers or (known and self._row(name) in self._events)
         if not known:
             store = [] if self._fleet.store is None else [STORE_NAME]
-            return 404, {"error": f"no replica is called {name!r}", "sources": [*self._names, *store]}
+            return 404, {"error": f"no replica is called {name!r}", "sources": [*sorted(self._members), *store]}
         if followed:
             return 409, {"error": f"the events of {name} are followed over ZMQ; one publisher cannot be heard twice"}
         if name != STORE_NAME and self._row(name) not in self._models:
@@ -387,6 +444,12 @@ class EventSources:
         shared = self.shared.get(self._events.get(row, ""))
         streams = [] if shared is None else shared.streams.values()
         return next((stream for stream in streams if stream.name == name), None)
+
+    def _store_reports(self, now_s: float) -> list[SourceReport]:
+        """One, where the store has a source."""
+        if STORE_NAME not in self.subscribers and STORE_NAME not in self._intake.streams:
+            return []
+        return [self._stream_report(STORE_NAME, now_s) or missing_report(STORE_NAME)]
 
     def _report(self, row: int, now_s: float) -> SourceReport:
         name = self._names[row]

@@ -19,10 +19,17 @@ from router.health import Health, Trouble
 
 @dataclass(slots=True)
 class Standing:
-    """One replica. models : None until it has said what it serves; empty when it does not say."""
+    """One row.
+
+    models : None until its replica has said what it serves; empty when it does not say
+    present : it is some replica's; else nothing is asked of it
+    drained : nothing new for it, by an operator's wish
+    """
 
     health: Health
     models: frozenset[str] | None = None
+    present: bool = True
+    drained: bool = False
     ended_at_s: deque[float] = field(default_factory=lambda: deque(maxlen=1024))  # recent ends, for load reports
 
     @property
@@ -32,7 +39,7 @@ class Standing:
 
     def may_serve(self, model: str) -> bool:
         """Whether it serves `model`, as far as is known; "" is any model."""
-        return not model or not self.models or model in self.models
+        return self.present and (not model or not self.models or model in self.models)
 
     def ended_since(self, at_s: float) -> int:
         """Requests that ended there since `at_s`, of the last thousand."""
@@ -44,12 +51,22 @@ class Standing:
         return count
 
 
+def may_serve(standings: Sequence[Standing], model: str) -> bool:
+    """Whether anybody may serve `model`, up or not; mostly the first one does."""
+    for standing in standings:  # noqa: SIM110  # a generator costs more than the first look
+        if standing.may_serve(model):
+            return True
+    return False
+
+
 def serving(standings: Sequence[Standing], model: str) -> list[int]:
-    """Rows that are up and may serve `model`."""
+    """Rows that are up, may serve `model` and are not drained."""
     return [
         row
         for row, standing in enumerate(standings)
-        if standing.health.up and (not model or not standing.models or model in standing.models)
+        if standing.health.up
+        and not standing.drained
+        and (not model or not standing.models or model in standing.models)
     ]
 
 

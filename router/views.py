@@ -11,6 +11,7 @@ import numpy as np
 from estimators.queueing import waiting_s
 from router.assemble import Core
 from router.beside_events import BesideEvents
+from router.discovery.assembly import Discovery
 from router.fleet import Fleet
 from router.health import Health
 from router.http.server import TrafficPort
@@ -18,6 +19,7 @@ from router.keys_file import KeysFile
 from router.metrics import Metrics
 from router.prompts.production import Prompts
 from router.receipts import ReceiptWriter
+from router.rows import members
 from router.signals.load_board import LoadBoard
 from router.signals.poller import LoadPoller
 from router.signals.sequence import State
@@ -42,6 +44,7 @@ class Views:
         traffic: TrafficPort,
         writer: ReceiptWriter | None,
         keys: KeysFile | None,
+        discovery: Discovery,
         clock: Callable[[], float],
         tenants: Collection[str],
     ) -> None:
@@ -55,9 +58,12 @@ class Views:
         self._prompts = prompts
         self._writer = writer
         self._keys = keys
+        self._discovery = discovery
         self._clock = clock
         metrics.follow_sources(sources.reports)
         metrics.follow_load(board)
+        metrics.follow_lists(discovery.reports)
+        metrics.show_elsewhere("tfirst_rows", "Rows by what they are used for", "stage", discovery.counts)
         metrics.count_elsewhere(
             "tfirst_rejected_requests",
             "Requests refused before they could be placed, by status",
@@ -95,12 +101,13 @@ class Views:
         metrics, dispatcher, now_s = self._metrics, self._core.dispatcher, self._clock()
         dispatcher.settle(now_s)
         metrics.show_fleet(dispatcher.view, dispatcher.is_up, self._fleet.step_tokens, now_s)
-        for row, name in enumerate(dispatcher.view.names):
-            metrics.show_health(name, dispatcher.health(row), now_s)
+        for row, replica in members(self._fleet).items():
+            metrics.show_health(replica.name, dispatcher.health(row), now_s)
         metrics.show_queue(dispatcher.queued, self._tenants)
         metrics.retry_budget.set(dispatcher.retries.left(now_s))
         for tier, blocks in self._core.directory.stats().blocks.items():
             metrics.directory_blocks.labels(tier.value).set(blocks)
+        metrics.forget_the_gone(report.name for report in self._sources.reports())
         for report in self._sources.reports():
             for state in State:
                 metrics.event_sources.labels(report.name, state.value).set(report.state is state)
@@ -119,6 +126,7 @@ class Views:
                 "url": replica.url,
                 "card": replica.card,
                 "up": dispatcher.is_up(row),
+                "drained": dispatcher.is_drained(row),
                 "health": _health(dispatcher.health(row), now_s),
                 "models": dispatcher.models_of(row),
                 "booked": int(view.booked[row]),
@@ -137,7 +145,7 @@ class Views:
                 "kv_used_share": known(view.kv_used_share[row]),
                 "cache_is_guessed": self._sources.is_guessed(row),
             }
-            for row, replica in enumerate(self._fleet.replicas)
+            for row, replica in members(self._fleet).items()
         ]
         return {
             "policy": dispatcher.policy_name,
@@ -154,7 +162,10 @@ class Views:
             "directory_blocks": {tier.value: n for tier, n in self._core.directory.stats().blocks.items()},
             "other_tiers": self._beside.report(),
             "prompts": self._prompts.report().as_values(),
+            "discovery": self._discovery.report(),
             "client_keys": None if self._keys is None else self._keys.report(),
+            "experiment": self._core.experiments.report(),
+            "receipts": None if self._writer is None else self._writer.report(),
         }
 
     def _event_totals(self) -> dict[str, float]:

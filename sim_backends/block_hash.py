@@ -43,14 +43,14 @@ class BlockHasher:
     """Digests (32 bytes) of the full blocks of token sequences."""
 
     def __init__(self, *, block_tokens: int, vocab: int) -> None:
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._lookup = _integers(vocab).__getitem__
         self._before = b"\x83\x58\x20"  # array of three; its first item is 32 bytes
         self._tokens_head = _head(4, block_tokens)
 
     def chain(self, tokens: Sequence[int], *, salt: str | None = None) -> list[bytes]:
         """Digests of all full blocks. Raises IndexError for a token id outside the vocabulary."""
-        size = self._block_tokens
+        size = self.block_tokens
         items = list(map(self._lookup, tokens))
         before, head, join = self._before, self._tokens_head, b"".join
         extra = b"\xf6" if salt is None else b"\x81\x82" + _text("cache_salt") + _text(salt)

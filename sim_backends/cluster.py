@@ -24,6 +24,7 @@ from sim_backends.event_wire import EventEncoder, VllmEncoder
 from sim_backends.faults import NONE, FaultPlan, Faults, re_rate
 from sim_backends.fleet import Fleet
 from sim_backends.generations import Generation
+from sim_backends.lmcache_face import LmcacheFace
 from sim_backends.openai_face import Face, FaceSettings
 from sim_backends.planned_restart import PlannedRestart
 from sim_backends.publisher import PortTaken, Publisher, ReplayingPublisher
@@ -82,6 +83,8 @@ class Cluster:
         self._link_rates = {link: link.rate_bytes_per_s for link in self.world.links}  # without faults
         self._streams: list[EventStream] = []  # by row of the world
         self._faces: list[Face] = []
+        self._addresses: dict[str, str] = {}  # name of the engine that is read at each host:port
+        self.lmcache: LmcacheFace | None = None
         self._restarts: set[asyncio.Task[None]] = set()
         self._one_restart = asyncio.Lock()
         self._planned = [
@@ -183,10 +186,14 @@ class Cluster:
                 publisher = self._streams[self.world.rows[index][0]].publisher
                 more |= {"events": publisher.address, "replay": publisher.replay_address}
             rows.append(msgspec.structs.replace(replica, **more))
+            told = self.fleet.told_of(replica)
+            at = told.read_at if told is not None and told.read_at is not None else urlsplit(url).netloc
+            self._addresses[at] = self.world.engines[self.world.rows[index][0]].settings.name
         store = self.fleet.store
         if store is not None and self._store_publisher is not None:
             store = msgspec.structs.replace(store, events=self._store_publisher.address)
-        self.fleet = msgspec.structs.replace(self.fleet, replicas=rows, store=store)
+        lmcache = await self._open_lmcache()
+        self.fleet = msgspec.structs.replace(self.fleet, replicas=rows, store=store, lmcache=lmcache)
         for planned in self._planned:  # from now on: a restart before all is there would be none
             planned.look()
 
@@ -242,7 +249,7 @@ class Cluster:
     async def _open_face(self, index: int) -> str:
         extra = self.fleet.engine or fleet_file.Engine()
         replica, rows = self.fleet.replicas[index], self.world.rows[index]
-        model = self.fleet.model_of(replica)
+        model, told = self.fleet.model_of(replica), self.fleet.told_of(replica)
         assert self._driver is not None, "the driver is there before the faces"
         face = Face(
             FaceSettings(
@@ -253,10 +260,12 @@ class Cluster:
                 memory_share=extra.memory_share,
                 generation=self._settings.generation,
                 ranks=len(rows),
+                listens=None if told is None else told.peer,
             ),
             self._driver,
             self._plans[index],
             [self._streams[row].publisher for row in rows] if self._streams else [],
+            addresses=self._addresses,
         )
         self._faces.append(face)
         app = face.application()
@@ -267,10 +276,30 @@ class Cluster:
             drain=lambda on: self._drain(index, on=on),
             changed=partial(self._faults_changed, index),
         ).add_to(app)
+        return await self._serve(app, *self._wanted_address(index))
+
+    async def _open_lmcache(self) -> fleet_file.Lmcache | None:
+        """Controller and coordinator on one port, where the file has such a section; one with its real addresses."""
+        section, fleet = self.fleet.lmcache, self.fleet
+        if section is None:
+            return None
+        assert self._driver is not None, "the driver is there before the faces"
+        instances: dict[str, int] = {}
+        for replica, rows in zip(fleet.replicas, self.world.rows, strict=True):
+            told = fleet.told_of(replica)
+            instances[told.instance if told is not None and told.instance is not None else replica.name] = rows[0]
+        self.lmcache = LmcacheFace(self._driver, instances, block_tokens=fleet.block_tokens, vocab=fleet.model.vocab)
+        wanted = section.controller or section.coordinator
+        parts = urlsplit(wanted or f"http://{self._settings.host}:0")
+        assert parts.hostname is not None, "checked when the fleet was read"
+        url = await self._serve(self.lmcache.application(), parts.hostname, parts.port or 0)
+        return msgspec.structs.replace(section, controller=url, coordinator=url)
+
+    async def _serve(self, app: web.Application, host: str, port: int) -> str:
+        """Listen there, and the URL."""
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         self._runners.append(runner)
-        host, port = self._wanted_address(index)
         listener = listen(host, port)
         await web.SockSite(runner, listener).start()
         return f"http://{host}:{listener.getsockname()[1]}"

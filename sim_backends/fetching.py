@@ -47,7 +47,8 @@ class Fetcher:
 
     places : own tiers, fastest first; remote : the same and the store
     layers : of the model, for the layered shape
-    directed : the store and peers are read only when a directive says so; else every request looks the store up
+    directed : store and peers are read when a directive says so
+    asks_store : every request looks the store up, whatever a directive says
     minimum_tokens : a shorter gain is computed rather than fetched; hand-offs are always taken
     limit_s : patience of the time-limited discipline at the turn, >= 0
     peers : by replica name; filled once all replicas exist
@@ -63,6 +64,7 @@ class Fetcher:
     tiers: TierStack = field(default_factory=TierStack)
     store: SharedStore | None = None
     directed: bool = False
+    asks_store: bool = True
     minimum_tokens: int = 0
     limit_s: float = 0.0
     space: PrefetchSpace = field(default_factory=PrefetchSpace)
@@ -139,10 +141,10 @@ class Fetcher:
         return self.peers.get(directive.source)
 
     def _places(self, directive: Directive | None) -> list[Place]:
-        if not self.directed or (directive is not None and directive.path is Path.REMOTE):
-            return self.remote
+        told = self.directed and directive is not None and directive.path is Path.REMOTE
+        places = self.remote if self.asks_store or told else self.places
         peer = self._peer(directive)
-        return self.places if peer is None else [*self.places, Place("peer", peer, (peer.egress,))]
+        return places if peer is None else [*places, Place("peer", peer, (peer.egress,))]
 
     def _segments(self, digests: Sequence[bytes], here: int, limit: int, places: list[Place]) -> list[Segment]:
         """Runs of blocks by the first place that has them, up to the first block that none has."""

@@ -25,6 +25,8 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 ROLES = ("both", "prefill", "decode")
+PEERS_TOLD = (None, "header", "body", "move")
+STORE_TOLD = ("engine", "prefetch", "never")
 DEFAULT_FLEET = Path(__file__).with_name("default_fleet.yaml")
 
 
@@ -131,6 +133,36 @@ class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     link: str
 
 
+class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Section `told`, of all replicas or of one: what of a directed replica's fetches is for others to say.
+
+    peer : `header` and `body` name a peer with the request; `move` copies its blocks through the lmcache face; None
+        reads no peers
+    store : `engine` looks the store up for every request; `prefetch` waits for the lmcache face to load from it;
+        `never` does not read it
+    own : `pin` is for the router to ask; the face always answers
+    read_at : host:port that others know it by; None: its URL's
+    instance : its name on the lmcache face; None: its own
+    """
+
+    peer: str | None = None
+    store: str = "engine"
+    own: str | None = None
+    read_at: str | None = None
+    instance: str | None = None
+
+
+class Lmcache(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Section `lmcache`: where the simulated controller and coordinator answer, together; the rest is the router's."""
+
+    controller: str | None = None
+    coordinator: str | None = None
+    model: str | None = None
+    world_size: Count = 1
+    location: str = "LocalCPUBackend"
+    timeout_s: Positive = 1.0
+
+
 class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One entry of `replicas`. Addresses that are given are used; absent ones are chosen at start-up.
 
@@ -153,6 +185,7 @@ class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     start_s: NotNegative = 0.0
     slow: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     api_key_env: str | None = None
+    told: Told | None = None
 
 
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -186,6 +219,12 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     peers: Peers | None = None
     models: dict[str, Model] | None = None
     api_key_env: str | None = None  # read by the router
+    told: Told | None = None
+    lmcache: Lmcache | None = None
+
+    def told_of(self, replica: Replica) -> Told | None:
+        """What `replica` is told; None where the file says nothing of that."""
+        return replica.told or self.told
 
     def model_of(self, replica: Replica) -> Model:
         """The shape of what `replica` serves."""
@@ -225,6 +264,7 @@ def check(fleet: Fleet, *, source: str) -> None:
     """What types cannot say: names that must exist, words from closed sets. Raises BadFleet."""
     _check_replicas(fleet, source)
     _check_fetch(fleet, source)
+    _check_told(fleet, source)
     for key, link in _links_named(fleet):
         if link not in fleet.links:
             raise BadFleet(source, f"{key} names {link!r}, which is not under links")
@@ -293,6 +333,20 @@ def _check_fetch(fleet: Fleet, source: str) -> None:
     if fleet.fetch.discipline not in DISCIPLINES:
         known = ", ".join(DISCIPLINES)
         raise BadFleet(source, f"fetch.discipline is {fleet.fetch.discipline!r}; this simulator plays {known}")
+
+
+def _check_told(fleet: Fleet, source: str) -> None:
+    for key, told in [("told", fleet.told), *((f"told of {one.name!r}", one.told) for one in fleet.replicas)]:
+        if told is None:
+            continue
+        for name, value, known in (("peer", told.peer, PEERS_TOLD), ("store", told.store, STORE_TOLD)):
+            if value not in known:
+                raise BadFleet(source, f"{key}: {name} is {value!r}; it is one of {', '.join(map(str, known))}")
+        if told.own not in (None, "pin"):
+            raise BadFleet(source, f"{key}: own is {told.own!r}; it is 'pin' or absent")
+    if fleet.lmcache is not None:
+        _address(fleet.lmcache.controller, source, "lmcache.controller", scheme="http")
+        _address(fleet.lmcache.coordinator, source, "lmcache.coordinator", scheme="http")
 
 
 def _address(value: str | None, source: str, key: str, *, scheme: str) -> None:

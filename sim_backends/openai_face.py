@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -20,6 +20,7 @@ from aiohttp.typedefs import Middleware
 
 from sim_backends import generations, metrics_text, openai_wire, rank_publishers, sglang_text, tokenizer
 from sim_backends.answers import Answer, BreakingStream, Stream, break_before_head, break_off, never, reset
+from sim_backends.directives import Directive, Path
 from sim_backends.driver import Driver
 from sim_backends.faults import Break, FaultPlan, Kind
 from sim_backends.generations import Generation
@@ -30,6 +31,7 @@ from sim_backends.publisher import ReplayingPublisher
 from sim_backends.ranks import RANK_HEADER, BadRank, RankPicker, merged
 from sim_backends.requests import EngineRequest, RequestRefused
 
+SOURCE_HEADER = "x-kv-cache-source-host-port"  # of llm-d's routing sidecar, which stands before such replicas
 MAX_BODY_BYTES = 64 * 2**20
 _JSON = "application/json"
 _FIRST_V1_LOADS = (0, 5, 9)
@@ -46,6 +48,7 @@ class FaceSettings:
     prompt_tokens_details : whether usage tells cached tokens (vLLM: --enable-prompt-tokens-details)
     memory_share : reported as gpu_memory_utilization
     generation : whose routes, errors and names it has
+    listens : `header` or `body`, where a request may name a peer to read
     """
 
     row: int
@@ -55,14 +58,23 @@ class FaceSettings:
     memory_share: float = 0.9
     generation: Generation = generations.DEFAULT
     ranks: int = 1
+    listens: str | None = None
 
 
 class Face:
     """Routes of one replica over its ranks' rows in a driver's world. `publishers` by rank; none without events."""
 
     def __init__(
-        self, settings: FaceSettings, driver: Driver, plan: FaultPlan, publishers: Sequence[ReplayingPublisher] = ()
+        self,
+        settings: FaceSettings,
+        driver: Driver,
+        plan: FaultPlan,
+        publishers: Sequence[ReplayingPublisher] = (),
+        *,
+        addresses: Mapping[str, str] | None = None,
     ) -> None:
+        """addresses : name of each replica by the host:port it is read at; may grow"""
+        self._addresses = {} if addresses is None else addresses
         self._settings = settings
         self._sglang = settings.generation.is_sglang
         self._driver = driver
@@ -163,7 +175,7 @@ class Face:
             output_tokens=body.sim_output_tokens,
             ignore_eos=body.ignore_eos,
             cache_salt=body.cache_salt,
-            directive=body.sim_directive.directive(base_id),
+            directive=self._directive(request, body, base_id),
         )
         shape = Shape(
             answer_id=base_id if self._sglang else f"{'chatcmpl' if chat else 'cmpl'}-{base_id}",
@@ -185,6 +197,19 @@ class Face:
             self._in_flight -= 1
             self._live.pop(job.request_id, None)
             self._driver.abort(row, job.request_id)
+
+    def _directive(self, request: web.Request, body: CompletionBody | ChatBody, base_id: str) -> Directive:
+        """Where its state comes from: from the peer that its head or body names, where this replica listens to that."""
+        named = None
+        transfer = body.kv_transfer_params
+        if self._settings.listens == "header":
+            named = request.headers.get(SOURCE_HEADER)
+        elif self._settings.listens == "body" and transfer is not None and transfer.remote_kv_source is not None:
+            named = f"{transfer.remote_kv_source.remote_host}:{transfer.remote_kv_source.remote_port}"
+        source = None if named is None else self._addresses.get(named)
+        if source is None:  # a sidecar too ignores whom it does not know
+            return body.sim_directive.directive(base_id)
+        return Directive(Path.PEER, source, base_id)
 
     async def _fail_before_head(self, request: web.Request, broken: Break) -> None:
         if broken.kind is Kind.ERROR:

@@ -85,6 +85,20 @@ class SimDirective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None if self.path is Path.HAND_OFF else own_id
 
 
+class KvSource(msgspec.Struct):
+    """A peer to read: host and port of its transfer socket, and a name for this read."""
+
+    kv_request_id: str
+    remote_host: str
+    remote_port: int
+
+
+class KvTransfer(msgspec.Struct):
+    """Field `kv_transfer_params`, as far as it is simulated."""
+
+    remote_kv_source: KvSource | None = None
+
+
 class _Common(msgspec.Struct, kw_only=True):
     """Fields both generating routes share. Unknown fields are ignored, as vLLM does."""
 
@@ -99,6 +113,7 @@ class _Common(msgspec.Struct, kw_only=True):
     rid: str | None = None
     sim_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     sim_directive: SimDirective = SimDirective()
+    kv_transfer_params: KvTransfer | None = None
 
     @property
     def wants_usage(self) -> bool:

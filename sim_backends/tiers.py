@@ -25,6 +25,7 @@ class LruTier:
         """`capacity_blocks` >= 1."""
         self.capacity_blocks = capacity_blocks
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
+        self._pinned: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -45,9 +46,15 @@ class LruTier:
         """Write or refresh one block; returns the block that had to leave for it."""
         self._blocks[digest] = None
         self._blocks.move_to_end(digest)
-        if len(self._blocks) > self.capacity_blocks:
-            return self._blocks.popitem(last=False)[0]
-        return None
+        if len(self._blocks) <= self.capacity_blocks:
+            return None
+        leaving = next((block for block in self._blocks if block not in self._pinned), digest)
+        del self._blocks[leaving]
+        return leaving
+
+    def pin(self, digests: Sequence[bytes]) -> None:
+        """Keep those of these blocks that are here, until the tier is cleared: nobody lets them go."""
+        self._pinned.update(digest for digest in digests if digest in self._blocks)
 
     def refresh(self, digests: Sequence[bytes]) -> None:
         """Mark the blocks that are here as just read."""
@@ -57,6 +64,7 @@ class LruTier:
 
     def clear(self) -> None:
         self._blocks.clear()
+        self._pinned.clear()
 
 
 class TierStack:

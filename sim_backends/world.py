@@ -12,6 +12,7 @@ own: its card, its links to host memory and disk, the link that leaves it, its t
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
@@ -19,10 +20,11 @@ from operator import attrgetter
 from sim_backends import content
 from sim_backends import fleet as fleet_file
 from sim_backends.alarms import Alarms
+from sim_backends.bringing import Bring, bring
 from sim_backends.disciplines import DISCIPLINES
 from sim_backends.engine import Engine, Outputs
 from sim_backends.fetch import Peer
-from sim_backends.fetching import Fetcher, Place
+from sim_backends.fetching import Fetcher, Holder, Place
 from sim_backends.fleet import Fleet, Model, Replica
 from sim_backends.links import FairLink
 from sim_backends.prefetch_space import PrefetchSpace
@@ -53,6 +55,7 @@ class World:
     network: FairLink | None = None
     hosts: list[FairLink | None] = field(default_factory=list)
     _outputs: list[Output] = field(default_factory=list)
+    _brings: list[tuple[int, str | None, Bring]] = field(default_factory=list)  # with where to and where from
     _parts: list[Engine | FairLink | Alarms] = field(init=False)
     _passed_s: float = field(default=-inf, init=False)  # all that is due by then has been done
 
@@ -75,6 +78,30 @@ class World:
         self._come_to(row, now_s)
         return self.engines[row].abort(request_id, now_s)
 
+    def bring(self, row: int, digests: Sequence[bytes], source: str | None, now_s: float) -> Bring | None:
+        """Begin to bring the leading blocks `digests` into the host memory of `row`; None when there is nothing to.
+
+        source : name of the peer that has them; None: the store
+        """
+        self._come_to(row, now_s)
+        fetcher = self.engines[row].fetcher
+        host = None if fetcher is None else fetcher.tiers.tiers.get("host")
+        if fetcher is None or host is None:
+            return None
+        holder: Holder | None
+        if source is None:
+            holder, route = fetcher.store, self.network
+        else:
+            peer = fetcher.peers.get(source)
+            holder, route = (None, None) if peer is None else (peer, peer.egress)
+        if holder is None or route is None:
+            return None
+        self._brings = [one for one in self._brings if not one[2].over]
+        begun = bring(fetcher, digests, holder, route, now_s)
+        if begun is not None:
+            self._brings.append((row, source, begun))
+        return begun
+
     def drain(self, row: int, now_s: float) -> None:
         """The engine takes nothing new and finishes what it has."""
         self._come_to(row, now_s)
@@ -91,6 +118,10 @@ class World:
         It takes requests again, empty, after `back_after_s` >= 0; inf stays down.
         """
         self._come_to(row, now_s)
+        name = self.engines[row].settings.name
+        for at, source, begun in self._brings:
+            if row == at or source == name:
+                begun.stop(now_s)
         self._outputs += self.engines[row].crash(now_s, back_after_s=back_after_s)
         self.alarms.at(now_s, lambda _at_s: None)  # so that a driver comes for the ends
 
@@ -240,6 +271,7 @@ class _Builder:
             return None
         fetch = fleet.fetch or fleet_file.Fetch()
         tiers = self._tiers(model)
+        told = fleet.told_of(replica)
         own = self._places(store, tiers)
         return Fetcher(
             DISCIPLINES[fetch.discipline],
@@ -251,7 +283,8 @@ class _Builder:
             remote=own,
             tiers=tiers,
             store=store,
-            directed=fetch.by == "directed",
+            directed=fetch.by == "directed" and (told is None or told.peer in ("header", "body")),
+            asks_store=fetch.by == "engine" or (told is not None and told.store == "engine"),
             minimum_tokens=fetch.minimum_tokens,
             limit_s=fetch.limit_ms / 1e3 / fleet.speed,
             space=PrefetchSpace() if fetch.prefetch_gib is None else PrefetchSpace(fetch.prefetch_gib * 2**30),

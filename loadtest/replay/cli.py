@@ -136,8 +136,15 @@ def check_conditions(args: argparse.Namespace) -> None:
 
 
 def demand_of(args: argparse.Namespace, load: float | None, seed: int) -> Demand:
-    shared = not args.no_shared_prefixes
-    return Demand(args.requests, load, args.speedup or 1.0, seed, shared_prefixes=shared, part=args.slice)
+    return Demand(
+        args.requests,
+        load,
+        args.speedup or 1.0,
+        seed,
+        shared_prefixes=not args.no_shared_prefixes,
+        first_tokens_only=args.first_tokens_only,
+        part=args.slice,
+    )
 
 
 def sources_of(args: argparse.Namespace) -> list[Source]:

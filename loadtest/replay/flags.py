@@ -63,6 +63,11 @@ def _traffic_flags(group: Group) -> None:
     group.add_argument(
         "--no-shared-prefixes", action="store_true", help="every prompt its own: the control in which no cache can help"
     )
+    group.add_argument(
+        "--first-tokens-only",
+        action="store_true",
+        help="every answer one token long: the control in which placement of prefills is all",
+    )
     pace = group.add_mutually_exclusive_group()
     pace.add_argument(
         "--load", type=numbers(float, "loads above 0"), metavar="X,..", help="ideal cached load, or several to sweep"

@@ -80,6 +80,7 @@ class Summary(msgspec.Struct, kw_only=True):
     end_to_end_mean_s: float
     end_to_end_p99_s: float
     per_token_mean_s: float
+    per_token_p50_s: float = nan
     hit_rate: float  # prompt tokens not computed
     hit_ceiling: float  # with one perfect cache
     inside_deadline: float  # share of all counted requests whose first token came in time
@@ -140,6 +141,7 @@ def summary(
         end_to_end_mean_s=mean(ended_s),
         end_to_end_p99_s=quantile(ended_s, 0.99),
         per_token_mean_s=mean(result.pace_s[ok]),
+        per_token_p50_s=quantile(result.pace_s[ok], 0.5),
         hit_rate=ratio(float(result.cached_tokens[ok].sum()), float(prompt[ok].sum())),
         hit_ceiling=ratio(float(limit.ideal_cached_tokens[counted].sum()), float(prompt[counted].sum())),
         inside_deadline=ratio(in_time, int(counted.sum())),

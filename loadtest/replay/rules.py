@@ -9,14 +9,13 @@ Blind to  values with a comma in them
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from loadtest.replay.central import ORDERS
 from router.config import PolicyConfig
 from router.errors import ConfigError
-from router.plugins import build_policy, policy_factory
+from router.plugins import build_policy, policy_factory, settings_of
 
 WORDS = {"true": True, "false": False}
 
@@ -97,11 +96,9 @@ def _check(rule: PolicyConfig) -> None:
         if rule.settings:
             raise ConfigError(f"--policy {label(rule)}: {rule.name} has no settings")
         return
-    parameters = inspect.signature(policy_factory(rule.name)).parameters.values()
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-        for key in rule.settings:
-            if key not in known:
-                has = f"it has {', '.join(known)}" if known else "it has none"
-                raise ConfigError(f"--policy {label(rule)}: {rule.name} has no setting {key!r}; {has}")
+    known = settings_of(policy_factory(rule.name))
+    for key in rule.settings:
+        if key not in known.defaults and not known.takes_any:
+            has = f"it has {', '.join(known.defaults)}" if known.defaults else "it has none"
+            raise ConfigError(f"--policy {label(rule)}: {rule.name} has no setting {key!r}; {has}")
     build_policy(rule.name, rule.settings, 0)

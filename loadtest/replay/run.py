@@ -38,6 +38,7 @@ from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
 from router.identity import Identity, chain
 from router.receipts import Receipt
+from router.receipts.writer import marks_of
 from router.signals.wire import Batch
 from sim_backends import directives, event_wire
 from sim_backends.cache_events import EventBatch
@@ -48,6 +49,7 @@ from sim_backends.store import StoreChange
 from sim_backends.world import World, build
 
 FOR_EVER_S = 1e9  # a replay answers every request, however late
+MASK = 2**64 - 1  # of a block's hash
 PROGRESS_EVERY = 64  # requests
 DRAIN_STEP_S = 60.0  # after the last arrival nothing is decided, so time may pass in large steps
 
@@ -107,6 +109,7 @@ class Replay:
         self._root = Identity(model=fleets.model, block_tokens=self._core.prompts.block_tokens).root()
         self._open: dict[str, Send] = {}
         self._rows: list[TrafficRow] = []
+        self._chains: dict[str, list[int]] = {}  # of requests whose receipts are kept
         self._next_report = 1  # number of the load report that comes next; number n is sent after n periods
         self._result = blank(run_label(conditions), replicas=fleets.replicas, cards=fleets.cards, requests=0)
         self._starting = list(range(len(fleets.replicas)))
@@ -155,6 +158,8 @@ class Replay:
         result.prompt_tokens[index] = row.input_length
         result.wanted_tokens[index] = row.output_length
         facts = self._facts(index, row)
+        if self._on_receipt is not None:
+            self._chains[facts.request_id] = facts.chain
         began_s = time.perf_counter()
         actions = self._core.dispatcher.arrived(facts, now_s)
         result.decisions_s[index] = time.perf_counter() - began_s
@@ -285,6 +290,9 @@ class Replay:
             result.output_tokens[index] = receipt.output_tokens or 0
             result.cached_tokens[index] = receipt.cached_tokens or 0
         if self._on_receipt is not None:
+            blocks = self._chains.pop(receipt.request_id)
+            receipt.marks = [f"{mark & MASK:x}" for mark in marks_of(blocks)]
+            receipt.blocks, receipt.block_tokens = len(blocks), self._engine_tokens
             self._on_receipt(receipt)
 
     def _fetched_bytes(self) -> float:

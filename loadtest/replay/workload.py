@@ -41,6 +41,7 @@ class Demand:
     speedup : arrivals this much faster than in the trace, > 0; ignored with `load`
     seed : of the draw and the spreading
     shared_prefixes : False makes every block its own, the control in which no cache can help
+    first_tokens_only : True makes every answer one token long, the control in which placement of prefills is all
     """
 
     requests: int | None = None
@@ -48,6 +49,7 @@ class Demand:
     speedup: float = 1.0
     seed: int = 0
     shared_prefixes: bool = True
+    first_tokens_only: bool = False
     part: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,8 @@ def arrivals(trace: Trace, fleets: Fleets, demand: Demand) -> list[TrafficRow]:
     rows = _selected(part_of(every, demand.part), demand)
     if not demand.shared_prefixes:
         rows = [msgspec.structs.replace(row, hash_ids=[]) for row in rows]
+    if demand.first_tokens_only:
+        rows = [msgspec.structs.replace(row, output_length=1) for row in rows]
     rows = _with_ids(rows, trace.block_tokens)
     times_s = [row.at_s for row in rows]
     if demand.load is None:

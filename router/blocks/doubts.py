@@ -61,6 +61,11 @@ class Doubts:
         for block in self._at.keys() & blocks:
             self._drop((holder, tier, block))
 
+    def forget(self, holder: int) -> None:
+        """`holder` is somebody else from now on."""
+        for doubt in [doubt for doubt in self._doubts if doubt[0] == holder]:
+            self._drop(doubt)
+
     def expire(self, now_s: float) -> None:
         """Forget doubts whose time is over."""
         while self._doubts:

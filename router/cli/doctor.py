@@ -22,7 +22,7 @@ from router.doctor.judge import findings_of
 from router.doctor.show import Report, as_json, print_reports
 from router.doctor.tokenizing import local_tokenizer
 from router.errors import ConfigError
-from router.fleet import ReplicaSpec, check_address, check_url, load_fleet
+from router.fleet import ReplicaSpec, check_address, check_url, is_dns, load_fleet
 from router.signals.ranks import configured_addresses, rows_by_url
 from router.signals.subscriber import Source
 
@@ -115,6 +115,9 @@ def servers_of(
 
 def _servers_of_fleet(replicas: Sequence[ReplicaSpec], block_tokens: int | None) -> list[Server]:
     servers = []
+    names = [replica.url for replica in replicas if is_dns(replica.url or "")]
+    if names:
+        raise ConfigError(f"{names[0]} stands for many servers: name those to be examined by their URLs")
     for url, rows in rows_by_url([replica.url for replica in replicas]).items():
         try:
             events = configured_addresses({row: replicas[row].events for row in rows}, rows)

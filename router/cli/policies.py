@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 
-from router.plugins import POLICIES, found, policy_factory
+from router.plugins import POLICIES, found, policy_factory, settings_of
 
 
 class PoliciesCommand:
@@ -18,11 +17,7 @@ class PoliciesCommand:
     def run(self, args: argparse.Namespace) -> int:
         for name in found(POLICIES):
             factory = policy_factory(name)
-            settings = [
-                f"{key}={parameter.default}"
-                for key, parameter in inspect.signature(factory).parameters.items()
-                if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-            ]
+            settings = [f"{key}={usual}" for key, usual in settings_of(factory).defaults.items()]
             print(f"{name}\n    takes     {factory.summary}\n    reads     {factory.reads}")
             print(f"    settings  {', '.join(settings) or 'none'}\n    source    {factory.source}\n")
         print("Choose one with --policy NAME, or in the configuration: policy: {name: NAME, settings: {...}}")

@@ -7,6 +7,8 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,15 +18,15 @@ from rich.table import Table
 
 import router
 from router.admission import AdmissionConfig
+from router.assemble import experiments_of
 from router.beside_events import check_other_tiers
-from router.config import PolicyConfig, ReceiptConfig, RouterConfig, fleet_of, load_config
+from router.config import PolicyConfig, RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
-from router.fleet import Fleet
+from router.fleet import Fleet, is_dns
 from router.gateway import Gateway, admin_key
 from router.http.tls import server_context
 from router.keys import load_keys
 from router.outbound import Outbound
-from router.plugins import build_policy
 from router.sources import event_addresses
 
 CUT_SHORT = 130  # exit status when a second signal ended it, as shells give for Ctrl-C
@@ -39,7 +41,7 @@ class ServeCommand:
         parser.epilog = (
             "Exit status: 0 after a clean stop (SIGTERM or Ctrl-C; a second signal ends at once), 1 when an address"
             " cannot be had, 2 for a wrong flag, configuration or fleet file. SIGHUP reads the files of client keys and"
-            " of the certificate again."
+            " of the certificate again, and the arms of an experiment."
         )
         where = parser.add_argument_group("where the replicas are (exactly one; --config may hold it)")
         where.add_argument(
@@ -63,10 +65,10 @@ class ServeCommand:
         fleet = fleet_of(config)
         if fleet.fetch.by == "directed":
             raise ConfigError("fetch.by: directed is understood by `tfirst replay` only; engines behind `serve` decide")
-        build_policy(config.policy.name, config.policy.settings, config.seed)
+        experiments_of(config)  # its rules can be built
         if args.check:
             return show_plan(config, fleet)
-        return uvloop.run(serve(config, fleet))
+        return uvloop.run(serve(config, fleet, partial(config_of, args)))
 
 
 def config_of(args: argparse.Namespace) -> RouterConfig:
@@ -86,7 +88,7 @@ def config_of(args: argparse.Namespace) -> RouterConfig:
     if args.policy is not None and args.policy != config.policy.name:
         changes["policy"] = PolicyConfig(name=args.policy)
     if args.receipts is not None:
-        changes["receipts"] = ReceiptConfig(path=args.receipts)
+        changes["receipts"] = msgspec.structs.replace(config.receipts, path=args.receipts)
     for flag, number in (("--port", args.port), ("--admin-port", args.admin_port)):
         if number is not None and not 0 <= number <= 65535:
             raise ConfigError(f"{flag} must be from 0 to 65535")
@@ -119,12 +121,16 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
         )
     console = Console()
     console.print(f"policy    {config.policy.name} {config.policy.settings or ''}")
+    if config.experiment is not None:
+        arms = ", ".join(f"{name} ({arm.policy.name})" for name, arm in config.experiment.arms.items())
+        console.print(f"arms      {arms}, by {config.experiment.assign_by}")
     console.print(f"traffic   {config.host}:{config.port}{' with TLS' if config.tls is not None else ''}")
     console.print(f"clients   {'anybody: no client_keys' if keys is None else f'with a key: {len(keys)} known'}")
     console.print(f"admin     {config.admin_host}:{config.admin_port}")
     console.print(f"prompts   {config.prompts.source}")
     console.print(f"queue     {queue_in_words(config.admission)}")
     console.print(f"POST      /events {'with the admin key' if posting else 'refused: no admin_key_env'}")
+    console.print(f"follows   {', '.join(followed(config, fleet)) or 'nothing: the replicas stay as they are'}")
     console.print(f"receipts  {receipts or 'not written'}")
     console.print(f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}")
     console.print(table)
@@ -141,8 +147,15 @@ def queue_in_words(config: AdmissionConfig) -> str:
     return f"by {config.order}, at most {config.max_queued} requests, beside {most} on each replica"
 
 
-async def serve(config: RouterConfig, fleet: Fleet) -> int:
-    """Run until a signal; a second one ends without waiting for streams."""
+def followed(config: RouterConfig, fleet: Fleet) -> list[str]:
+    """What replicas can come and go by while the router runs."""
+    names = [replica.url for replica in fleet.replicas if replica.url and is_dns(replica.url)]
+    watched = ["the fleet file"] if config.fleet is not None and config.discovery.watch_fleet else []
+    return [*watched, *names, *(["POST /replicas"] if config.admin_key_env is not None else [])]
+
+
+async def serve(config: RouterConfig, fleet: Fleet, read: Callable[[], RouterConfig]) -> int:
+    """Run until a signal; a second one ends without waiting for streams. read : the configuration anew"""
     loop = asyncio.get_running_loop()
     asked, again = asyncio.Event(), asyncio.Event()
 
@@ -152,9 +165,9 @@ async def serve(config: RouterConfig, fleet: Fleet) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     gateway = Gateway(config, fleet)
-    loop.add_signal_handler(signal.SIGHUP, gateway.reload)  # before the start: unhandled it would end the process
+    loop.add_signal_handler(signal.SIGHUP, gateway.reload, read)  # before the start: unhandled it would end the process
     await gateway.start()
-    replicas = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
+    replicas = "1 replica" if gateway.replicas == 1 else f"{gateway.replicas} replicas"
     print(f"tfirst {router.__version__}: {replicas}, policy {config.policy.name}")
     scheme = "http" if config.tls is None else "https"
     print(f"traffic {scheme}://{config.host}:{gateway.traffic_port}")

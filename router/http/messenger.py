@@ -104,6 +104,7 @@ class Messenger:
             else:
                 others = True
                 owner: Waiter = action.held.owner
+                action.held.owner = None  # the action refers to the hold as long as it lives
                 self._waiting -= 1
                 owner.granted(action)
                 self._granted.append(owner)

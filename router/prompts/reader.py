@@ -78,6 +78,7 @@ class PromptReader:
     chunks : whether text that nobody tokenises gets blocks of text, see `chunks.py`
     tenant_field : lower-case name of the field that says for whom a request is; None: nobody says
     largest_walk : bytes of JSON that are looked into to size their text; 0 where lengths matter to nobody
+    unit_field : likewise of the one that an experiment assigns requests by
     """
 
     def __init__(
@@ -89,9 +90,11 @@ class PromptReader:
         chunks: bool = False,
         tenant_field: bytes | None = None,
         largest_walk: int = LARGEST_WALK,
+        unit_field: bytes | None = None,
     ) -> None:
         self._largest_walk = largest_walk
         self._tenant_field = tenant_field
+        self._unit_field = unit_field
         self.block_tokens = block_tokens
         self._names = names or ModelNames()
         self._characters_per_token = characters_per_token or CharactersPerToken()
@@ -119,7 +122,7 @@ class PromptReader:
         """The same for a generation whose fields are known."""
         if fields.model is not None and not isinstance(fields.model, str):
             return Refuse(400, "BadRequestError", "`model` must be a string", param="model")
-        wishes = wishes_of(head, self._tenant_field)
+        wishes = wishes_of(head, self._tenant_field, self._unit_field)
         if isinstance(wishes, Refuse):
             return wishes
         model = fields.model or ""
@@ -231,6 +234,9 @@ class PromptReader:
             priority=question.wishes.priority,
             tenant=question.wishes.tenant,
             deadline_s=question.wishes.deadline_s,
+            pace_deadline_s=question.wishes.pace_deadline_s,
+            policy=question.wishes.policy,
+            unit=question.wishes.unit,
         )
 
 

@@ -52,6 +52,10 @@ class LoadBoard:
         self._fresh_s = fresh_s
         self._reports: list[dict[Origin, _Report]] = [{} for _ in range(rows)]
 
+    def forget(self, row: int) -> None:
+        """`row` is nobody's, or somebody else's, from now on."""
+        self._reports[row] = {}
+
     def polled(self, row: int, load: Load, asked_s: float, came_s: float) -> None:
         """The answer to a poll sent at `asked_s`."""
         self._take(row, Origin.POLL, _Report(load, asked_s, came_s))

@@ -79,6 +79,13 @@ class Answers:
     def __len__(self) -> int:
         return len(self._known)
 
+    def rows_are(self, rows_of: Mapping[str, int]) -> None:
+        """Replicas came or went, so that instances are behind these rows from now on; what is remembered is void."""
+        require(all(0 <= row < self._rows for row in rows_of.values()), "rows_of", rows_of)
+        if self._rows_of != rows_of:
+            self._rows_of = dict(rows_of)
+            self._known.clear()
+
     def answered(self, chain: Sequence[int], holdings: Sequence[Holding], now_s: float) -> None:
         """Take in what a look-up of this chain's tokens said at `now_s`."""
         reach = self._reach(holdings)

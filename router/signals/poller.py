@@ -36,6 +36,7 @@ _MODELS_EVERY = 20  # questions for health between two looks at /v1/models: adap
 _TOGETHER = 16  # endpoints asked at once: each wake-up of the process costs as much as reading a page
 _READ_AT_ONCE = 4  # pages read before others get the loop
 MAX_PAGE_BYTES = 8 << 20  # for who makes the fetchers
+_ABSENT = object()
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 
@@ -79,7 +80,7 @@ class Polled:
 
 
 class LoadPoller:
-    """Owner of all polling tasks. `watch`, then `start` inside a running loop; `stop` ends all.
+    """Owner of all polling tasks. `start` inside a running loop; `watch` before or after; `stop` ends all.
 
     Parameters
     ----------
@@ -118,35 +119,71 @@ class LoadPoller:
         self._health_period_s = 0.9 * health_period_s  # rounds are not exact
         self._timeout_s = timeout_s
         self._clock = clock
-        self._tasks: list[asyncio.Task[None]] = []
+        self._groups: list[list[Polled]] = []
+        self._tasks: list[asyncio.Task[None]] = []  # of each group
+        self._ended: set[asyncio.Task[None]] = set()  # rounds that were given up and are not over yet
+        self._started = False
         self._answers: deque[tuple[Polled, Answer | Exception]] = deque()  # come and not read
         self._stopped = False
 
     def watch(self, row: int, base_url: str, rank: str | None = None) -> None:
-        """Observe `base_url` for `row`; several rows may share one URL, told apart by rank. Before `start`."""
-        assert not self._tasks, "watch comes before start"
+        """Observe `base_url` for `row`; several rows may share one URL, told apart by rank."""
         url = base_url.rstrip("/")
-        self.endpoints.setdefault(url, Polled(url, {})).rows[row] = rank
+        endpoint = self.endpoints.get(url)
+        if endpoint is None:
+            endpoint = self.endpoints[url] = Polled(url, {})
+            if self._started:
+                self._join_group(endpoint)
+        endpoint.rows[row] = rank
+        if endpoint.up:
+            self._on_up(row, endpoint.models)
+
+    def unwatch(self, row: int) -> None:
+        """Observe nothing for `row` any more: its endpoint is left alone once nobody else has it."""
+        for url, endpoint in list(self.endpoints.items()):
+            if endpoint.rows.pop(row, _ABSENT) is not _ABSENT and not endpoint.rows:
+                del self.endpoints[url]
+                for group in self._groups:
+                    if endpoint in group:
+                        group.remove(endpoint)
+                self._leave(endpoint)
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
+        self._started = True
         endpoints = list(self.endpoints.values())
         groups = [endpoints[first : first + _TOGETHER] for first in range(0, len(endpoints), _TOGETHER)]
-        self._tasks = [
-            loop.create_task(self._watch_over(group, place / len(groups)), name=f"poll {group[0].base_url}")
-            for place, group in enumerate(groups)
-        ]
+        for place, group in enumerate(groups):
+            self._begin_group(group, place / len(groups))
 
     async def stop(self) -> None:
         self._stopped = True  # first: an answer that comes meanwhile must not start another round
-        rounds = [endpoint._round for endpoint in self.endpoints.values() if endpoint._round is not None]
-        for task in [*self._tasks, *rounds]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *rounds, return_exceptions=True)
         for endpoint in self.endpoints.values():
-            for fetcher in (endpoint._load, endpoint._probe):
-                if fetcher is not None:
-                    fetcher.close()
+            self._leave(endpoint)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._ended, return_exceptions=True)
+
+    def _leave(self, endpoint: Polled) -> None:
+        """Ask an endpoint nothing more; what it answers still is not read."""
+        if endpoint._round is not None and not endpoint._round.done():
+            endpoint._round.cancel()
+            self._ended.add(endpoint._round)
+            endpoint._round.add_done_callback(self._ended.discard)
+        for fetcher in (endpoint._load, endpoint._probe):
+            if fetcher is not None:
+                fetcher.close()
+
+    def _join_group(self, endpoint: Polled) -> None:
+        group = next((group for group in self._groups if len(group) < _TOGETHER), None)
+        if group is None:
+            self._begin_group([endpoint], 0.0)
+        else:
+            group.append(endpoint)
+
+    def _begin_group(self, group: list[Polled], phase: float) -> None:
+        self._groups.append(group)
+        task = asyncio.get_running_loop().create_task(self._watch_over(group, phase), name=f"poll {group[0].base_url}")
+        self._tasks.append(task)
 
     async def _watch_over(self, group: list[Polled], phase: float) -> None:
         """Rounds without end; `phase` is the share of a period the second one waits, so that groups do not pile up."""
@@ -201,6 +238,8 @@ class LoadPoller:
         return True
 
     def _health_came(self, endpoint: Polled, answer: Answer | Exception) -> None:
+        if not endpoint.rows:
+            return
         if isinstance(answer, Answer) and answer.status == 200:
             endpoint.misses = 0
             self._on_probe(endpoint.rows, None)
@@ -208,7 +247,7 @@ class LoadPoller:
             endpoint._health_at_s = float("-inf")  # the next round asks again, and judges
 
     def _load_came(self, endpoint: Polled, answer: Answer | Exception) -> None:
-        if self._stopped:
+        if self._stopped or not endpoint.rows:
             return
         if not self._answers:
             asyncio.get_running_loop().call_soon(self._read_some)
@@ -223,7 +262,7 @@ class LoadPoller:
 
     def _read(self, endpoint: Polled, answer: Answer | Exception) -> None:
         asked_s, endpoint._asked_s = endpoint._asked_s, None
-        if self._stopped:
+        if self._stopped or not endpoint.rows:
             return
         whole = isinstance(answer, Answer) and answer.status not in REDIRECTS and len(answer.body) <= BIG_PAGE
         if not isinstance(answer, Answer) or not whole or asked_s is None:

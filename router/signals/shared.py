@@ -76,6 +76,11 @@ class SharedSubscriber:
                 await self._task
             self._task = None
 
+    def drop(self, name: str) -> None:
+        """The replica called `name` is gone: its stream is dropped."""
+        for key in [key for key, stream in self.streams.items() if stream.name == name]:
+            del self.streams[key]
+
     def heard(self, frames: list[bytes]) -> None:
         """One message, whoever sent it."""
         try:

@@ -104,6 +104,11 @@ class SourceWatch:
         self._missing_since_s: dict[str, float] = {}
         self._warned: set[str] = set()
 
+    def forget(self, name: str) -> None:
+        """The replica called `name` is gone."""
+        self._missing_since_s.pop(name, None)
+        self._warned.discard(name)
+
     def due(self, reports: Iterable[SourceReport], now_s: float) -> list[str]:
         """Warnings to give now, a sentence each."""
         warnings = []

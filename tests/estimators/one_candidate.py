@@ -132,16 +132,22 @@ class OnReplica:
 
     @property
     def _memory_s(self) -> float:
+        used, over = self._memory_tokens
+        capacity = float(self.world.view.capacity_tokens[self.row])
+        given_back = max(1.0, min(used, capacity)) / (self.world.around.others_output_tokens * self.pace_s)
+        return max(0.0, over / given_back)
+
+    @property
+    def _memory_tokens(self) -> tuple[float, float]:
+        """Used, and lacking for this request; nothing lacks where the capacity is unknown."""
         view, row, around = self.world.view, self.row, self.world.around
         capacity = float(view.capacity_tokens[row])
         if isnan(capacity):
-            return 0.0
+            return 1.0, 0.0
         booked = view.decode_context_tokens[row] + view.head_tokens[row] + view.waiting_context_tokens[row]
         foreign = (self.waiting + self.decoding) * around.mean_context_tokens
         used = (float(booked) + foreign) * float(view.occupancy[row])
-        over = used + self.world.prompt - self.hbm - capacity
-        given_back = max(1.0, min(used, capacity)) / (around.others_output_tokens * self.pace_s)
-        return max(0.0, over / given_back)
+        return used, used + self.world.prompt - self.hbm - capacity
 
     # One path.
 
@@ -244,6 +250,8 @@ class OnReplica:
         if path in (Path.HOST, Path.DISK) and world.engine_decides and self._adds(Path.REMOTE):
             return False
         if self.reused(path) - self.hbm < world.minimum_fetch_tokens:
+            return False
+        if self._memory_tokens[1] > 0.0 and not self._discipline.in_turn:
             return False
         size = self.fetched(path)[2]
         return world.space is None or bool(world.space.fits([size] * world.view.rows)[self.row])

@@ -1,6 +1,6 @@
-"""The textbook's numbers (chapter 9), each through the estimator that gives it.
+"""The textbook's numbers (chapter 9) that the online estimators give, without the planning functions built on them.
 
-Every row of the table is in exactly one place: in COVERED, or in ELSEWHERE under what it is about.
+All rows, through the public functions of planning: tests/router/calc/test_chapter9.py.
 """
 
 from __future__ import annotations
@@ -150,46 +150,6 @@ COVERED: dict[str, Callable[[], float]] = {
     "dispatch_flops": lambda: 512 * 2 * QWEN_235B.expert_weights / 1e9,
     "replica_94": lambda: QWEN_235B.routed_bytes / 128 / GIB,
 }
-
-# fmt: off
-ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "planning of pools: how many cards prefill and decode, and moving between plans": (
-        "coloc_8a100", "pd_8a100", "coloc_mixed", "pd_mixed", "pd_swapped", "pd_hit", "pd_129", "coloc_129", "pd_4097",
-        "groups_steady", "groups_drain", "mu_needed", "drain_pd", "drain_piggyback", "drain_90pct", "break_even_steps",
-        "migrate_25", "migrate_6",
-    ),
-    "money: rates come from the plan": (
-        "cost_reserved", "cost_full_co", "cost_full_pd", "cost_slo_quarter",
-    ),
-    "the first token: queue, fetch and prefill put together": (
-        "overlap", "serial", "route_a_local", "route_b_recompute", "route_b_50g", "route_b_200g", "breakeven_local",
-        "breakeven_recompute", "whole_then_compute", "layerwise", "buffer_bytes", "buffer_layers", "swa_threshold",
-        "reuse_saving",
-    ),
-    "the mixture of hit and miss": (
-        "hit_time", "miss_time", "p_mean", "mean_p90", "p99_p90", "p99_p99",
-    ),
-    "experts computed on the host's processor, which no estimator models": (
-        "cpu_1row", "gpu_1row", "cpu_128_avx", "cpu_128_amx", "cross_avx", "cross_amx", "cpu_bound_avx",
-        "cpu_bound_amx", "cpu_bound_avx_x", "cpu_bound_amx_x",
-    ),
-    "attention and experts on different machines, which no estimator models": (
-        "pipe_serial", "pipe_two_stage", "af_payload", "af_step", "af_1024", "af_prefill", "alpha_gqa25",
-        "alpha_gqa50", "alpha_mla25", "alpha_mla50", "pipe3",
-    ),
-    "where experts are placed, which the router does not decide": (
-        "hot_rows_ep8", "hot_rows_ep32", "hot_rows_ep256", "ep8_balanced", "ep8_hot", "skew_balanced", "skew_hot",
-        "skew_one_link", "skew_fp8_dispatch", "skew_nvlink", "copy_nvlink", "copy_cx7", "payback_nvlink",
-        "payback_cx7", "pad_nonempty",
-    ),
-    "a disk's endurance alone; rows that set KV against it are covered": ("ssd_budget",),
-}
-# fmt: on
-
-
-def test_every_row_is_covered_or_belongs_elsewhere_and_none_twice() -> None:
-    named = [*COVERED, *(row for rows in ELSEWHERE.values() for row in rows)]
-    assert sorted(named) == sorted(ROWS)
 
 
 @pytest.mark.parametrize("row", COVERED)

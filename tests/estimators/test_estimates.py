@@ -337,3 +337,27 @@ def test_money_is_gpu_seconds_at_the_replicas_price_and_unknown_where_that_is() 
     assert estimates.money_usd[LOCAL, 0] == pytest.approx(1.8 / 3600 * estimates.gpu_s[LOCAL, 0])
     assert np.isnan(estimates.money_usd[:, 1]).all()
     assert np.all(estimates.money_usd[LOCAL, 0] < estimates.money_usd[RECOMPUTE, 0])
+
+
+@pytest.mark.parametrize("engine_decides", [True, False])
+@pytest.mark.parametrize("rows", [2, 12])
+def test_a_replica_without_memory_for_what_a_fetch_brings_computes_instead(rows: int, engine_decides: bool) -> None:
+    """A fetch on arrival holds memory from then on; where there is none the engine does not fetch at all."""
+    view = a_fleet(*["A100"] * rows)
+    for row in range(rows):
+        view.has_capacity(row, 100_000)
+    view.decode_context_tokens[0] = 95_000
+    estimator = an_estimator(network_bytes_per_s=25e9, rows=rows, engine_decides=engine_decides)
+    possible = estimate(view, held([0] * rows, 512), estimator).possible
+    assert possible[:, 0].tolist() == [False, True, False]
+    assert possible[REMOTE, 1:].all()
+
+
+@pytest.mark.parametrize("discipline", [Discipline.SERIAL, Discipline.BLOCKING])
+def test_a_fetch_in_turn_waits_for_memory_instead(discipline: Discipline) -> None:
+    view = a_fleet("A100", "A100", discipline=discipline)
+    view.has_capacity(0, 100_000)
+    view.decode_context_tokens[0] = 95_000
+    estimates = estimate(view, held([0, 0], 512), an_estimator(network_bytes_per_s=25e9))
+    assert estimates.possible[REMOTE, 0]
+    assert estimates.queue_s[0] > 0.0

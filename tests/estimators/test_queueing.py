@@ -3,7 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from estimators.queueing import OVERDUE_SHARE, beside, memory_wait_s, or_mean_of_known, start_s, waiting_s
+from estimators.queueing import (
+    OVERDUE_SHARE,
+    beside,
+    lacking_tokens,
+    memory_wait_s,
+    or_mean_of_known,
+    start_s,
+    waiting_s,
+)
 from estimators.view import Column, FleetView
 from tests.builders import a_fleet
 
@@ -101,7 +109,8 @@ def test_time_passing_only_shortens_the_queue() -> None:
 
 def memory(view: FleetView, needed_tokens: float, foreign_tokens: float = 0.0) -> float:
     foreign = np.full(view.rows, foreign_tokens)
-    waits_s = memory_wait_s(view, needed_tokens=needed_tokens, foreign_tokens=foreign, turnover_s=20.0)
+    over, used = lacking_tokens(view, needed_tokens=needed_tokens, foreign_tokens=foreign)
+    waits_s = memory_wait_s(view, over_tokens=over, used_tokens=used, turnover_s=20.0)
     return float(waits_s[0])
 
 

@@ -181,3 +181,47 @@ def test_times_and_settings_out_of_range_are_refused(bad: float) -> None:
         ResidualSpread(NAMES, prior_scale=bad)
     with pytest.raises(ValueError, match="memory_s"):
         ResidualSpread(NAMES, memory_s=bad)
+
+
+# Rows that are given to other replicas
+
+
+def test_who_takes_a_row_is_read_as_the_fleet_and_others_stay_as_they_were() -> None:
+    spread = ResidualSpread(NAMES)
+    last_s = teach(spread, [0.4] * 50) + 1.0
+    teach(spread, [-0.2] * 50, row=1)
+    others = [read(spread, last_s, row) for row in (0, 2)]
+    spread.renew(1, "d", calibrated=True)
+    assert [read(spread, last_s, row) for row in (0, 2)] == others
+    assert read(spread, last_s, 1) == read(spread, last_s, 2)  # which nobody has taught anything
+    assert spread.names == ("a", "d", "c")
+
+
+def test_who_takes_a_row_without_a_known_card_is_read_widely() -> None:
+    spread = ResidualSpread(NAMES)
+    spread.renew(1, "d", calibrated=False)
+    assert read(spread, 0.0, 1)[1] == pytest.approx(WIDE_SCALE)
+    spread.renew(1, "e", calibrated=True)
+    assert read(spread, 0.0, 1) == read(spread, 0.0, 0)
+
+
+def test_one_replicas_state_can_be_put_into_another_row() -> None:
+    spread = ResidualSpread(NAMES)
+    last_s = teach(spread, [0.4] * 50)
+    taught, state = read(spread, last_s), json.loads(json.dumps(spread.state_of(0, last_s)))
+    spread.renew(0, "gone", calibrated=True)
+    spread.renew(2, "a", calibrated=True)
+    spread.restore_row(2, state, now_s=last_s, age_s=0.0)
+    assert read(spread, last_s, 2) == pytest.approx(taught)
+
+
+def test_a_name_that_another_row_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="another row"):
+        ResidualSpread(NAMES).renew(1, "a", calibrated=True)
+
+
+def test_rows_that_are_nobodys_are_not_in_the_state() -> None:
+    spread = ResidualSpread(NAMES)
+    last_s = teach(spread, [0.4] * 5)
+    spread.name(0, "(left 0)")
+    assert spread.state(last_s)["replicas"] == {}

@@ -59,3 +59,42 @@ def test_a_fleet_has_a_discipline_when_all_replicas_have_it() -> None:
 def test_names_without_their_rates_are_refused() -> None:
     with pytest.raises(ValueError, match="rates"):
         FleetView(["a", "b"], [rates_of(QWEN3_8B, CARDS["A100"])])
+
+
+# Rows that are given to other replicas
+
+
+def renewed(view: FleetView, row: int, name: str = "new") -> None:
+    rates = rates_of(QWEN3_8B, CARDS["H20"])
+    view.renew(row, name, rates, usd_per_hour=2.0, discipline=Discipline.OVERLAPPED, limit_s=0.0)
+
+
+def test_a_renewed_row_is_as_that_of_a_view_made_with_its_replica() -> None:
+    view, made = a_fleet("A100", "A100"), a_fleet("A100", "H20")
+    view.table[:, 1] = 7.0
+    view.kv_used_share[1] = view.sampled_at_s[1] = view.samples[1] = 3
+    renewed(view, 1)
+    np.testing.assert_array_equal(view.table[:, 1], made.table[:, 1])
+    assert np.isnan([view.kv_used_share[1], view.sampled_at_s[1]]).all()
+    assert (view.samples[1], view.up[1], view.names[1]) == (0, False, "new")
+    np.testing.assert_array_equal(view.table[:, 0], made.table[:, 0])
+
+
+def test_a_row_with_requests_is_not_given_away() -> None:
+    view = a_fleet("A100", "H20")
+    view.booked[1] = 1
+    with pytest.raises(ValueError, match="still has requests"):
+        renewed(view, 1)
+
+
+def test_two_rows_never_have_one_name() -> None:
+    view = a_fleet("A100", "H20")
+    with pytest.raises(ValueError, match="another row"):
+        renewed(view, 1, view.names[0])
+
+
+def test_capacity_is_unknown_again_once_nobody_that_told_it_is_left() -> None:
+    view = a_fleet("A100", "H20")
+    view.has_capacity(1, 1000.0)
+    renewed(view, 1)
+    assert not view.knows_capacity

@@ -156,7 +156,16 @@ def test_block_ids_and_plain_events_give_the_receipts_of_real_tokens_and_real_by
     plain, encoded = seen
     assert any(r.choice is not None and r.choice.local_tokens for r in plain)
     assert any(r.choice is not None and r.choice.fetched_tokens for r in plain)
-    assert plain == encoded
+    assert numbered(plain) == numbered(encoded)
+
+
+def numbered(receipts: list[Receipt]) -> list[Receipt]:
+    """The same with marks numbered in order of appearance: hashes differ, but not which prompts share them."""
+    numbers: dict[str, str] = {}
+    return [
+        msgspec.structs.replace(receipt, marks=[numbers.setdefault(mark, str(len(numbers))) for mark in receipt.marks])
+        for receipt in receipts
+    ]
 
 
 def tiered_fleet() -> Fleets:
@@ -176,7 +185,7 @@ def test_copies_on_host_and_disk_reach_the_directory_alike_by_plain_events_and_b
         run.run(demo_rows(120))
         runs.append(run)
         receipts.append(kept)
-    assert receipts[0] == receipts[1]
+    assert numbered(receipts[0]) == numbered(receipts[1])
     believed = [run.core.directory.stats().blocks for run in runs]
     assert believed[0] == believed[1]
     assert believed[0][Tier.DISK] > 0

@@ -235,7 +235,7 @@ def test_progress_shows_all_runs_together_and_those_under_way() -> None:
     [
         (["--policy", "nonsense"], "there is no policy 'nonsense'"),
         (["--policy", ","], "--policy names no policy"),
-        (["--policy", "e2e:own_speed=2"], "e2e has no setting 'own_speed'; it has own_pace, queue_behind"),
+        (["--policy", "e2e:own_speed=2"], "e2e has no setting 'own_speed'; it has explore, slo_ttft_ms"),
         (["--policy", "round_robin:x=1"], "round_robin has no setting 'x'; it has none"),
         (["--policy", "e2e:own_pace=fast"], "own_pace must be a number, not 'fast'"),
         (["--policy", "e2e:own_pace=-1"], "own_pace"),

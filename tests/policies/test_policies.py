@@ -11,15 +11,10 @@ from estimators.paths import Path
 from estimators.request import RequestFacts
 from estimators.view import FleetView
 from policies.base import Choice, Policy, Reason, pick_smallest
-from policies.least_request import LeastRequest
 from policies.objectives import EndToEnd, FirstToken
-from policies.prefix_hash import PrefixHash
-from policies.round_robin import RoundRobin
+from router.plugins import POLICIES, found, policy_factory
 from tests.builders import a_fleet, a_request, an_estimator, estimate, held, quiet
-
-
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
+from tests.policies.desk import Desk, rng, some_fleet
 
 
 def choose(
@@ -31,11 +26,21 @@ def choose(
     return policy.choose(request, view, estimates)
 
 
-ALL: list[type[Any]] = [RoundRobin, LeastRequest, PrefixHash, FirstToken, EndToEnd]
+PUBLISHED = {
+    "random", "round_robin", "least_request", "kv_affinity", "vllm_dp", "two_choices", "peak_ewma", "prequal",
+    "prefix_hash", "sglang_cache_aware", "dynamo", "llm_d", "llm_d_sticky", "preble_e2", "conductor", "lmetric",
+    "llumnix", "dualmap", "fetch_threshold", "greedy_ttft",
+}  # fmt: skip
+OWN = {"ttft", "e2e", "makespan", "p99", "cost"}
+ALL = [pytest.param(policy_factory(name), id=name) for name in sorted(PUBLISHED | OWN)]
+
+
+def test_every_published_rule_and_every_objective_is_found_by_its_name() -> None:
+    assert found(POLICIES).keys() >= PUBLISHED | OWN
 
 
 @pytest.mark.parametrize("rule", ALL)
-def test_every_rule_takes_the_only_ready_replica_and_says_so(rule: type[Any]) -> None:
+def test_every_rule_takes_the_only_ready_replica_and_says_so(rule: Any) -> None:
     view = a_fleet("A100", "A100", "A100")
     view.ready[:] = [False, True, False]
     view.booked[1] = 99
@@ -44,7 +49,7 @@ def test_every_rule_takes_the_only_ready_replica_and_says_so(rule: type[Any]) ->
 
 
 @pytest.mark.parametrize("rule", ALL)
-def test_no_rule_ever_takes_a_replica_that_is_not_ready(rule: type[Any]) -> None:
+def test_no_rule_ever_takes_a_replica_that_is_not_ready(rule: Any) -> None:
     view = a_fleet(*["A100"] * 6)
     view.ready[[1, 4]] = False
     policy = rule(rng())
@@ -54,68 +59,53 @@ def test_no_rule_ever_takes_a_replica_that_is_not_ready(rule: type[Any]) -> None
 
 
 @pytest.mark.parametrize("rule", ALL)
-def test_every_rule_names_the_path_the_engine_will_take(rule: type[Any]) -> None:
+def test_every_rule_names_the_path_the_engine_will_take(rule: Any) -> None:
     view = a_fleet("A100")
     assert choose(rule(rng()), view, local=[100]).path is Path.LOCAL
     assert choose(rule(rng()), view, local=[0]).path is Path.RECOMPUTE
 
 
-def test_round_robin_takes_turns_and_skips_who_is_not_ready() -> None:
-    view, policy = a_fleet(*["A100"] * 4), RoundRobin(rng())
-    assert [choose(policy, view).row for _ in range(5)] == [0, 1, 2, 3, 0]
-    view.ready[1] = False
-    assert [choose(policy, view).row for _ in range(4)] == [2, 3, 0, 2]
+@pytest.mark.parametrize("rule", ALL)
+def test_no_rule_stumbles_over_replicas_of_which_little_is_known(rule: Any) -> None:
+    """No load report, no capacity, no tokens, a prompt of nothing, and signals of one replica alone."""
+    view = a_fleet("A100", "H20", "A100")
+    policy = rule(rng())
+    assert choose(policy, view, a_request(prompt_tokens=0, chain=[])).row in range(3)
+    view.kv_used_share[1], view.foreign_waiting[1], view.foreign_decoding[1] = 1.0, 3.0, 2.0
+    view.has_capacity(1, 5_000.0)
+    for prompt in (a_request(prompt_tokens=1), a_request(prompt_tokens=10**6, chain=[2**64 - 1, 0])):
+        choice = choose(policy, view, prompt)
+        assert choice.row in range(3)
+        assert 0 < choice.probability <= 1
+        assert (type(choice.row), type(choice.probability)) == (int, float)  # as receipts are written
 
 
-def test_least_request_takes_the_fewest_and_breaks_ties_evenly() -> None:
-    view, policy = a_fleet(*["A100"] * 4), LeastRequest(rng())
-    view.booked[:] = [3, 1, 2, 1]
-    drawn = Counter(choose(policy, view).row for _ in range(2000))
-    assert set(drawn) == {1, 3}
-    assert abs(drawn[1] - 1000) < 5 * np.sqrt(500)
-    assert choose(policy, view).probability == 0.5
+@pytest.mark.parametrize("rule", ALL)
+def test_every_rule_says_what_it_takes_and_reads_and_where_it_comes_from(rule: Any) -> None:
+    for said in (rule.summary, rule.reads, rule.source):
+        assert 5 < len(said) < 120
+        assert not said.endswith(".")
 
 
-def test_prefix_hash_sends_equal_beginnings_to_one_replica_whatever_follows() -> None:
-    view, policy = a_fleet(*["A100"] * 5), PrefixHash(rng(), prefix_tokens=32)
-    rows = {choose(policy, view, a_request(chain=[11, 22, tail])).row for tail in range(30)}
-    assert len(rows) == 1
-
-
-def test_prefix_hash_spreads_different_beginnings() -> None:
-    view, policy = a_fleet(*["A100"] * 4), PrefixHash(rng())
-    chance = np.random.default_rng(3)
-    chains = chance.integers(0, 2**63, size=2000).tolist()
-    drawn = Counter(choose(policy, view, a_request(chain=[key])).row for key in chains)
-    assert min(drawn.values()) > 2000 / 4 / 2
-
-
-def test_prefix_hash_never_goes_over_its_bound() -> None:
-    view, policy = a_fleet(*["A100"] * 4), PrefixHash(rng())
-    hot = a_request(chain=[42, 43])
-    reasons: Counter[Reason] = Counter()
-    for _ in range(40):
-        choice = choose(policy, view, hot)
-        reasons[choice.reason] += 1
-        view.booked[choice.row] += 1
-        assert view.booked.max() <= np.ceil(1.25 * view.booked.sum() / 4)
-    assert reasons[Reason.OVERFLOW] > 0
-
-
-def test_prefix_hash_moves_few_prefixes_when_a_replica_leaves() -> None:
-    view, policy = a_fleet(*["A100"] * 8), PrefixHash(rng())
-    keys = np.random.default_rng(4).integers(0, 2**63, size=800).tolist()
-    before = [choose(policy, view, a_request(chain=[key])).row for key in keys]
-    view.ready[3] = False
-    after = [choose(policy, view, a_request(chain=[key])).row for key in keys]
-    moved = sum(a != b for a, b in zip(before, after, strict=True))
-    assert moved == before.count(3)
-
-
-def test_prefix_hash_without_known_tokens_goes_to_the_least_loaded() -> None:
-    view = a_fleet("A100", "A100")
-    view.booked[:] = [4, 1]
-    assert choose(PrefixHash(rng()), view, a_request(chain=[])).row == 1
+@pytest.mark.parametrize("rule", ALL)
+def test_the_same_seed_makes_the_same_choices(rule: Any) -> None:
+    """And being told of requests, whoever placed them, ends in the same state for both."""
+    rows: list[list[int]] = [[], []]
+    for one in rows:
+        desk = Desk(rule(rng(5)), some_fleet(5))
+        open_ones = []
+        for number in range(40):
+            chain = [2**60 * (number % 4), number]
+            booking = desk.send(a_request(prompt_tokens=33, chain=chain), now_s=number / 10)
+            one.append(booking.row)
+            open_ones.append(booking)
+            if number % 3 == 2:
+                done = open_ones.pop(0)
+                desk.first_token(done, number / 10 + 0.01)
+                desk.end(done, number / 10 + 0.02)
+        assert desk.view.booked.sum() == len(open_ones)
+    assert rows[0] == rows[1]
+    assert len(set(rows[0])) > 1
 
 
 def test_ttft_takes_the_earliest_first_token_over_replicas_and_paths() -> None:
@@ -136,7 +126,7 @@ def test_ttft_sees_only_itself_where_e2e_sees_whom_it_delays() -> None:
 
 
 def test_e2e_with_all_weights_zero_is_ttft() -> None:
-    selfish = EndToEnd(rng(), own_pace=0.0, queue_behind=0.0, running_decodes=0.0)
+    selfish = EndToEnd(rng(), own_pace=0.0, queue_behind=0.0, running_decodes=0.0, fetch=0.0)
     chance = np.random.default_rng(9)
     for _ in range(50):
         view = a_fleet("A100", "H20", "A100", "H20")
@@ -171,7 +161,7 @@ def test_estimates_are_not_changed_by_being_read() -> None:
     view = a_fleet("A100", "H20")
     estimates: Estimates = estimate(view, held([3, 4]))
     before = estimates.first_token_s.copy(), estimates.possible.copy()
-    for rule in ALL:
-        rule(rng()).choose(a_request(chain=[1]), view, estimates)
+    for name in sorted(PUBLISHED | OWN):
+        policy_factory(name)(rng()).choose(a_request(chain=[1]), view, estimates)
     assert np.array_equal(before[0], estimates.first_token_s)
     assert np.array_equal(before[1], estimates.possible)

@@ -13,7 +13,7 @@ from estimators.prefetch import PrefetchSpace
 from estimators.routes import Held
 from estimators.shapes import QWEN3_8B
 from policies.base import Choice, Reason
-from policies.least_request import LeastRequest
+from policies.by_load.least_request import LeastRequest
 from router.actions import Action, Ended, Refuse, Send
 from router.bookings import Booking
 from router.dispatch import Dispatcher
@@ -117,6 +117,7 @@ def nothing_is_left(bench: Bench) -> bool:
     view = bench.view
     columns = (
         view.booked,
+        view.prefill_tokens,
         *view.waiting,
         view.head_compute_s,
         view.head_tokens,

@@ -225,6 +225,7 @@ def test_after_any_history_the_columns_equal_what_is_booked(history: list[tuple[
         assert (view.head_ends_s[row] > -np.inf) == bool(waiting)
         assert view.head_compute_s[row] == (waiting[0].compute_s if waiting else 0.0)
         assert view.head_tokens[row] == (waiting[0].request.prompt_tokens if waiting else 0.0)
+        assert view.prefill_tokens[row] == pytest.approx(sum(b.new_tokens for b in waiting), abs=1e-9)
         behind = waiting[1:]
         assert [column[row] for column in view.waiting] == [
             pytest.approx(sum(b.linear_s for b in behind), abs=1e-9),

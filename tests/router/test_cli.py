@@ -128,7 +128,7 @@ def test_check_finds_a_section_that_would_stop_the_start(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--worker-urls", URL, "--policy", "fastest"], "there is no policy 'fastest'; there are: e2e"),
+        (["--worker-urls", URL, "--policy", "fastest"], "there is no policy 'fastest'; there are: "),
         (["--worker-urls", "localhost"], "not a replica URL"),
         (["--worker-urls", URL, "--fleet", "f.yaml"], "give one"),
         ([], "say where the replicas are"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from policies.base import Choice
-from policies.round_robin import RoundRobin
+from policies.by_load.round_robin import RoundRobin
 from router.actions import Cause
 from router.health import HealthConfig, State
 from router.plugins import build_policy

@@ -14,7 +14,16 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.config import LoadConfig, LookUpConfig, OtherTiersConfig, ReceiptConfig, RouterConfig
+from router.config import (
+    ArmConfig,
+    ExperimentConfig,
+    LoadConfig,
+    LookUpConfig,
+    OtherTiersConfig,
+    PolicyConfig,
+    ReceiptConfig,
+    RouterConfig,
+)
 from router.errors import ConfigError
 from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
 from router.gateway import Gateway
@@ -24,7 +33,7 @@ MODEL = "m"
 KEY = {"authorization": "Bearer s3cret"}
 PAGE = """vllm:num_requests_running{engine="0",model_name="m"} 1
 vllm:num_requests_waiting{engine="0",model_name="m"} 2
-vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000"} 1
 """
 
 
@@ -66,6 +75,7 @@ class Running:
     """A started router and a client of it."""
 
     def __init__(self, gateway: Gateway, client: aiohttp.ClientSession) -> None:
+        self.gateway = gateway
         self.traffic = f"http://127.0.0.1:{gateway.traffic_port}"
         self.admin = f"http://127.0.0.1:{gateway.admin_port}"
         self._client = client
@@ -78,10 +88,10 @@ class Running:
         async with self._client.get(f"{self.admin}/metrics") as response:
             return set((await response.text()).splitlines())
 
-    async def complete(self, **changes: Any) -> str:
-        """The replica that answered."""
+    async def complete(self, fields: dict[str, str] | None = None, **changes: Any) -> str:
+        """The replica that answered. fields : of the head"""
         body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 1, **changes}
-        async with self._client.post(f"{self.traffic}/v1/completions", json=body) as response:
+        async with self._client.post(f"{self.traffic}/v1/completions", json=body, headers=fields) as response:
             await response.read()
             assert response.status == 200
             return response.headers["x-tfirst-replica"]
@@ -246,7 +256,7 @@ async def test_what_the_router_shows_is_json_with_every_part() -> None:
         assert [source["state"] for source in shown["event_sources"]] == ["never_connected"] * 2
         assert shown["prompts"]["source"] == "bytes"
         assert shown["other_tiers"] == {}
-        assert shown["replicas"][0]["capacity_tokens"] == 1600.0
+        assert shown["replicas"][0]["capacity_tokens"] == 16000.0
         assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
 
 
@@ -308,3 +318,67 @@ async def test_what_a_look_up_found_is_a_path_of_the_next_prompt(tmp_path: Path)
     ]
     assert ("remote", 1024) not in found[0]
     assert ("remote", 1024) in found[1]
+
+
+# Receipts and experiments
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
+async def test_receipts_are_worked_out_beside_the_loop_and_whole(tmp_path: Path) -> None:
+    path, prompt = tmp_path / "receipts.jsonl", list(range(100, 165))
+    async with running(Engine(), Engine(), Engine(), receipts=ReceiptConfig(path=str(path), share=0.0)) as router:
+        for session in ("s-1", "s-1", "s-2"):
+            await router.complete({"x-session-id": session}, prompt=prompt)
+        await router.complete({"x-tfirst-explain": "1"}, prompt=prompt)
+        assert (await router.fleet())["receipts"]["dropped"] == 0
+    first, second, third, explained = lines_of(path)
+    assert len(first["candidates"]) == first["possible"] == 3  # no more than the best four beside the chosen
+    assert (first["blocks"], first["block_tokens"], len(first["marks"])) == (4, 16, 4)
+    assert first["marks"] == second["marks"] == third["marks"]
+    assert first["unit"] == second["unit"] != third["unit"]
+    assert "s-1" not in path.read_text()
+    assert all(one["first_token_p99_s"] is not None for one in explained["candidates"])
+    assert explained["explained"]
+
+
+async def test_arms_are_dealt_by_a_header_written_down_counted_and_changed_by_a_reload(tmp_path: Path) -> None:
+    path = tmp_path / "receipts.jsonl"
+    rules = {
+        "a": ArmConfig(policy=PolicyConfig(name="ttft")),
+        "b": ArmConfig(policy=PolicyConfig(name="least_request")),
+    }
+    experiment = ExperimentConfig(arms=rules, assign_by="header:X-User")
+    receipts = ReceiptConfig(path=str(path))
+    async with running(Engine(), Engine(), experiment=experiment, receipts=receipts) as router:
+        for user in range(12):
+            for _ in range(2):
+                await router.complete({"x-user": f"user-{user}"})
+        assert (await router.fleet())["experiment"]["arms"]["b"] == {"policy": "least_request", "share": 0.5}
+        assert any(
+            line.startswith('tfirst_arm_requests_total{arm="a",outcome="ok"}') for line in await router.metrics()
+        )
+        only_b = ExperimentConfig(arms={"b": rules["b"]}, assign_by="header:X-User")
+        router.gateway.reload(lambda: RouterConfig(experiment=only_b))
+        await router.complete({"x-user": "user-1"})
+        router.gateway.reload(lambda: RouterConfig())  # to end it takes a restart: nothing changes
+        await router.complete({"x-user": "user-1"})
+    lines = lines_of(path)
+    arms: dict[str, set[str]] = {}
+    for line in lines[:24]:
+        arms.setdefault(line["unit"], set()).add(line["arm"])
+    assert len(arms) == 12
+    assert all(len(some) == 1 for some in arms.values())
+    assert {line["arm"] for line in lines[:24]} == {"a", "b"}
+    assert [line["arm"] for line in lines[24:]] == ["b", "b"]
+
+
+async def test_a_client_that_nobody_trusts_may_not_choose_the_policy() -> None:
+    async with running(Engine()) as router, aiohttp.ClientSession() as client:
+        body = {"model": MODEL, "prompt": [1, 2, 3]}
+        fields = {"x-tfirst-policy": "ttft"}
+        async with client.post(f"{router.traffic}/v1/completions", json=body, headers=fields) as response:
+            assert response.status == 403
+            assert "may not choose the policy" in (await response.json())["error"]["message"]

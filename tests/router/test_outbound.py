@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from estimators.view import spare_name
 from router.config import PromptConfig, RouterConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, ReplicaSpec
@@ -211,3 +212,39 @@ def test_a_configuration_keeps_no_key_only_the_name_of_its_variable() -> None:
     config = RouterConfig(api_key_env="KEY_ONE")
     Outbound(config, Fleet(replicas=[ReplicaSpec(name="a", url=A)]))
     assert b"key-one" not in msgspec.json.encode(config)
+
+
+# Replicas that come and go
+
+
+def test_a_key_that_a_newcomer_wants_is_used_once_it_is_a_member() -> None:
+    replicas = [ReplicaSpec(name="a", url=A), ReplicaSpec(name=spare_name(1))]
+    outbound = Outbound(RouterConfig(api_key_env="KEY_ONE"), Fleet(replicas=replicas))
+    newcomer = ReplicaSpec(name="b", url=B, api_key_env="KEY_TWO")
+    outbound.check(newcomer)
+    replicas[1] = newcomer
+    outbound.members_changed()
+    assert keys_of(outbound) == ["Bearer key-one", "Bearer key-two"]
+    assert outbound.headers(B) == {"authorization": "Bearer key-two"}
+    replicas[1] = ReplicaSpec(name=spare_name(1))
+    outbound.members_changed()
+    assert outbound.headers(B) == {}
+    assert [endpoint.name for endpoint in outbound.endpoints()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("replica", "says"),
+    [
+        (ReplicaSpec(name="b", url=B, api_key_env="KEY_NONE"), "KEY_NONE"),
+        (ReplicaSpec(name="b", url="http://169.254.169.254"), "link-local"),
+    ],
+)
+def test_a_newcomer_that_cannot_be_reached_or_proved_to_is_refused(replica: ReplicaSpec, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        an_outbound(api_key_env="KEY_ONE").check(replica)
+
+
+def test_a_newcomer_with_a_key_is_refused_where_clients_own_keys_are_passed_on() -> None:
+    """Else those keys would reach a replica that has one, beside it."""
+    with pytest.raises(ConfigError, match="started without one"):
+        an_outbound().check(ReplicaSpec(name="c", url=A, api_key_env="KEY_ONE"))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from estimators.request import RequestFacts
-from policies.least_request import LeastRequest
+from policies.by_cache.prefix_hash import PrefixHash
+from policies.by_load.least_request import LeastRequest
+from policies.by_load.round_robin import RoundRobin
 from policies.objectives import EndToEnd, FirstToken
-from policies.prefix_hash import PrefixHash
-from policies.round_robin import RoundRobin
 from router.actions import Cause, Ended, Refuse, Send
 from router.admission import AdmissionConfig
 from router.assemble import Core, assemble

@@ -14,6 +14,7 @@ import zmq.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from estimators.view import spare_name
 from router import sources
 from router.directory import Directory
 from router.errors import ConfigError
@@ -21,6 +22,7 @@ from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
 from router.signals.load import Load
 from router.signals.sequence import State
 from router.signals.states import Carrier
+from router.signals.wire import decode
 from router.sources import EventSources
 from tests.router.signals.events import BLOCK, MODEL, P, Q, chain_of, payload, stored_map
 from tests.router.signals.publisher import Publisher, payload_of_rank, until
@@ -537,3 +539,60 @@ async def test_a_push_that_cannot_be_taken_says_why_and_changes_nothing() -> Non
             assert statuses == [422, 404, 409, 503, 409]
             found.sources.replica_up(1, MODEL)
             assert (await found.sources.pushed(a_push("b"), "application/json"))[0] == 200
+
+
+# Replicas that come and go
+
+
+def give_row_to(found: Following, fleet: Fleet, row: int, replica: ReplicaSpec) -> None:
+    """`row` is that of another replica, which is up."""
+    found.sources.removed(row)
+    found.directory.forget(row)
+    fleet.replicas[row] = replica
+    found.sources.members_changed()
+    found.sources.replica_up(row, MODEL)
+
+
+async def test_who_takes_over_a_row_is_followed_and_what_its_predecessor_says_still_is_not_taken() -> None:
+    async with Publisher() as old, Publisher() as new:
+        fleet = a_fleet(a_replica("a", events=old.events))
+        async with following(fleet) as found:
+            await old.subscribed()
+            await old.publish(0, payload(stored_map(P, 1)))
+            await until(lambda: found.credit(P) == [256])
+            stream = found.sources.subscribers["a"].stream
+            give_row_to(found, fleet, 0, a_replica("b", events=new.events))
+            assert found.credit(P) == [0]
+            stream.heard(1, decode(payload(stored_map(P, 1))))
+            stream.forget()
+            await new.subscribed()
+            await new.publish(0, payload(stored_map(Q, 9001)))
+            await until(lambda: found.credit(Q) == [256])
+            assert found.credit(P) == [0]
+            assert found.states() == {"b": State.LIVE}
+
+
+async def test_who_left_can_post_no_more_events() -> None:
+    fleet = a_fleet(a_replica("a"), a_replica("b"))
+    async with following(fleet) as found:
+        body = msgspec.json.encode(
+            {"source": "a", "incarnation": 1, "batches": [{"seq": 1, "events": [stored_map(P, 1)]}]}
+        )
+        assert (await found.sources.pushed(body, "application/json"))[0] == 200
+        give_row_to(found, fleet, 0, a_replica("c"))
+        status, answer = await found.sources.pushed(body, "application/json")
+        assert (status, answer["sources"]) == (404, ["b", "c", "store"])
+        assert found.credit(P) == [0, 0]
+
+
+async def test_a_shared_socket_goes_on_for_those_who_stay_and_ends_with_the_last() -> None:
+    async with Publisher() as publisher:
+        fleet = a_fleet(*(a_replica(name, url="http://s:1", events=publisher.events) for name in ("a", "b")))
+        fleet.replicas.append(ReplicaSpec(name=spare_name(2)))
+        async with following(fleet, up=False) as found:
+            for row in (0, 1):
+                found.sources.replica_up(row, MODEL)
+            address = next(iter(found.sources.shared))
+            for row, left in ((0, True), (1, False)):
+                found.sources.removed(row)
+                assert (address in found.sources.shared) is left

@@ -62,7 +62,7 @@ class Site:
             tiers=self.tiers,
             store=self.store,
             peers={"peer": self.peer},
-            **more,
+            **{"asks_store": not more.get("directed", False), **more},
         )
 
     def hold(self, *, host: range = range(0), disk: range = range(0), store: range = range(0)) -> None:
@@ -119,6 +119,16 @@ def test_a_directed_engine_reads_the_store_and_peers_only_when_told() -> None:
     assert sources(fetcher, directive=Directive(Path.REMOTE)) == [("host", 2), ("store", 6)]
     assert sources(fetcher, directive=Directive(Path.PEER, source="peer")) == [("host", 2), ("peer", 4)]
     assert sources(fetcher, directive=Directive(Path.PEER, source="nobody")) == [("host", 2)]
+
+
+def test_who_looks_the_store_up_by_itself_takes_it_before_the_peer_it_is_told() -> None:
+    site = Site()
+    site.hold(host=range(2), store=range(5))
+    site.peer_holds(8)
+    fetcher = site.fetcher(directed=True, asks_store=True)
+    told = Directive(Path.PEER, source="peer")
+    assert sources(fetcher, directive=told) == [("host", 2), ("store", 3), ("peer", 3)]
+    assert sources(fetcher) == [("host", 2), ("store", 3)]
 
 
 def test_an_engine_that_looks_up_by_itself_is_not_led_to_a_peer() -> None:

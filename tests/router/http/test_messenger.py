@@ -223,3 +223,10 @@ def test_what_time_causes_reaches_who_waits() -> None:
     table.loop.advance_to(2.0)
     table.loop.turn()
     assert waiter.heard[-1] == "proceed"
+
+
+def test_a_request_that_waited_is_not_kept_alive_by_what_it_was_granted() -> None:
+    table, waiter = Table(), Waiter()
+    hold = a_wait(table, waiter)
+    table.ask(None, a_refusal(hold))
+    assert hold.owner is None

@@ -30,6 +30,10 @@ def test_priority_tenant_and_deadline_are_read_in_their_units() -> None:
     assert wishes_of(head, TENANT) == Wishes(-3, "blue", 1.5)
 
 
+def test_a_pace_may_be_wished_for_too() -> None:
+    assert wishes_of(AHead({b"x-slo-tpot-ms": b"25"}), TENANT) == Wishes(pace_deadline_s=0.025)
+
+
 @pytest.mark.parametrize(("said", "tenant"), [({}, "key"), ({TENANT: b" "}, "key"), ({TENANT: b"blue"}, "blue")])
 def test_a_tenant_that_is_not_named_is_known_by_its_key(said: dict[bytes, bytes], tenant: str) -> None:
     assert wishes_of(AHead(said, client="key"), TENANT) == Wishes(tenant=tenant)
@@ -52,6 +56,8 @@ def test_without_a_field_for_it_no_client_names_its_tenant() -> None:
         (b"x-slo-ttft-ms", b"1e999"),
         (b"x-slo-ttft-ms", b"soon"),
         (b"x-slo-ttft-ms", b""),
+        (b"x-slo-tpot-ms", b"0"),
+        (b"x-slo-tpot-ms", b"fast"),
         (TENANT, b"t" * 257),
     ],
 )

@@ -478,3 +478,68 @@ def test_a_model_list_tells_where_the_weights_of_adapters_come_from() -> None:
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         LoadPoller(a_fetcher, on_load=print, on_up=print, on_probe=lambda *_: True, period_s=0.0)
+
+
+# Endpoints that come and go
+
+
+async def test_an_endpoint_that_is_watched_after_the_start_is_asked_too() -> None:
+    heard, first, late = Heard(), Engine(), Engine()
+    async with first.serving() as url, late.serving() as other, a_poller(heard) as poller:
+        poller.watch(0, url)
+        poller.start()
+        await heard.until(lambda: bool(heard.ups))
+        poller.watch(1, other)
+        await heard.until(lambda: len(heard.ups) == 2)
+    assert {row for row, _ in heard.ups} == {0, 1}
+
+
+async def test_a_poller_that_began_with_nobody_watches_who_comes() -> None:
+    heard = Heard()
+    async with Engine().serving() as url, a_poller(heard) as poller:
+        poller.start()
+        poller.watch(3, url)
+        await heard.until(lambda: bool(heard.ups))
+    assert heard.ups == [(3, ("m1", "ad-1"))]
+
+
+@pytest.mark.parametrize("status", [200, None], ids=["answering", "hanging"])
+async def test_an_endpoint_that_is_not_watched_any_more_is_asked_nothing_and_heard_nothing_of(
+    status: int | None,
+) -> None:
+    heard, gone, stays = Heard(), Engine(), Engine()
+    async with gone.serving() as url, stays.serving() as other, a_poller(heard) as poller:
+        poller.watch(0, url)
+        poller.watch(1, other)
+        poller.start()
+        await heard.until(lambda: len(heard.ups) == 2)
+        if status is None:
+            gone.metrics, asked = (None, ""), len(gone.asked)
+            await heard.until(lambda: len(gone.asked) > asked + 1)
+        poller.unwatch(0)
+        told, asked = len([row for row, *_ in heard.loads if row == 0]), len(gone.asked)
+        until = len(heard.loads) + 20
+        await heard.until(lambda: len(heard.loads) >= until)  # twenty rounds of the other one
+        assert len([row for row, *_ in heard.loads if row == 0]) == told
+        assert len(gone.asked) <= asked + 2  # what was on its way
+        assert url not in poller.endpoints
+    assert heard.downs == []
+
+
+async def test_a_rank_that_leaves_keeps_the_endpoint_of_the_others() -> None:
+    heard = Heard()
+    async with Engine().serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url, "0")
+        poller.watch(1, url, "1")
+        poller.unwatch(0)
+        await rounds(poller, 1)
+    assert [row for row, *_ in heard.loads] == [1]
+
+
+async def test_a_rank_that_joins_an_endpoint_that_is_up_is_up_at_once() -> None:
+    heard = Heard()
+    async with Engine().serving() as url, a_poller(heard) as poller:
+        poller.watch(0, url, "0")
+        await rounds(poller, 1)
+        poller.watch(1, url, "1")
+    assert heard.ups == [(0, ("m1", "ad-1")), (1, ("m1", "ad-1"))]

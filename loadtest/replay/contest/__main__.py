@@ -1,0 +1,96 @@
+"""`python -m loadtest.replay.contest`: play the tables of docs/results.md, and write them into a page.
+
+Question   which rule is best where, and how far from what is possible
+Pass marks `marks.py`; printed and written, a missed one is exit status 1 only with --strict
+Traces     `--traces DIR` with mooncake_conversation_trace.jsonl.gz and mooncake_synthetic_trace.jsonl.gz, of which the
+           part behind the one that weights were chosen on is played; without it the slices beside this file
+Seeds      0, 1, ...; arrivals spread inside a coarse timestamp, the first 15 % of the requests not counted
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+from loadtest.replay.contest import page
+from loadtest.replay.contest.marks import marks
+from loadtest.replay.contest.plan import TRACES, Table, full, quick
+from loadtest.replay.contest.play import Played, play, read, write
+from loadtest.replay.workload import PARTS
+
+SLICES = Path(__file__).parent
+EXIT_MISSED, EXIT_USAGE = 1, 2
+DESCRIPTION = "play the tables of docs/results.md, and write them into a page"
+
+
+def trace_file(name: str, folder: Path | None) -> tuple[Path, tuple[float, float]]:
+    """The file of a trace, and which part of it is played: a slice is cut from that part already."""
+    if folder is None:
+        return SLICES / f"{name}.jsonl.gz", (0.0, 1.0)
+    return folder / f"mooncake_{name}_trace.jsonl.gz", PARTS["test"]
+
+
+def play_missing(tables: Sequence[Table], traces: Path | None, out: Path, processes: int) -> None:
+    """Play every table that has no file in `out` yet."""
+    for number, table in enumerate(tables, 1):
+        began_s = monotonic()
+        if read(table.name, out) is None:
+            trace, part = trace_file(table.trace, traces)
+            write(play(table, trace, part, processes=processes), out)
+        print(f"{number}/{len(tables)} {table.name}: {monotonic() - began_s:.0f} s", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="loadtest.replay.contest", description=DESCRIPTION)
+    parser.add_argument("--quick", action="store_true", help="fewer loads, rules and seeds: minutes instead of hours")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="folder of both traces (default: small slices)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a JSON file for each table; those that are there are not played again",
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="Markdown page whose tables are written anew")
+    parser.add_argument("--only", metavar="A,..", help="only the tables whose name begins so")
+    parser.add_argument("--requests", type=int, metavar="N", help="about N requests of each trace (default all)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time (default 1)")
+    parser.add_argument("--strict", action="store_true", help="status 1 when a mark is missed")
+    args = parser.parse_args(arguments)
+    tables = chosen(quick() if args.quick else full(), args.only, args.requests)
+    missing = [path for name in TRACES if not (path := trace_file(name, args.traces)[0]).exists()]
+    if not tables or missing:
+        print(f"nothing to play: {missing[0]} is not there" if missing else "no table is called so", file=sys.stderr)
+        return EXIT_USAGE
+    play_missing(tables, args.traces, args.out, args.jobs)
+    played = {table.name: own for table in tables if (own := read(table.name, args.out)) is not None}
+    return report(tables, played, args.page, strict=args.strict)
+
+
+def chosen(tables: list[Table], only: str | None, requests: int | None) -> list[Table]:
+    """Those whose name begins with one of the words in `only`, with another number of requests if one is given."""
+    words = tuple(only.split(",")) if only else ("",)
+    named = [table for table in tables if table.name.startswith(words)]
+    return named if requests is None else [replace(table, requests=requests) for table in named]
+
+
+def report(tables: list[Table], played: dict[str, Played], target: Path | None, *, strict: bool) -> int:
+    """Say which marks were reached; write the page and its plots."""
+    missed = 0
+    for reached, words in marks(tables, played):
+        missed += not reached
+        print(f"{'reached' if reached else 'MISSED '}  {words}")
+    if target is not None:
+        plots = target.parent / target.stem
+        page.write_plots(played, plots)
+        text = target.read_text(encoding="utf-8")
+        target.write_text(page.into(text, tables, played, target.stem), encoding="utf-8")
+    return EXIT_MISSED if strict and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Which rules are played where: the tables of a contest.
+
+Model     every table answers one question: a trace, fleets, loads and rules. A rule's seeds are 0, 1, ...; central_fcfs
+          is played with as many as the rule with the most
+Valid     the part of a trace behind the one on which weights were chosen (`workload.PARTS`), or slices cut from it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+OURS = ("e2e", "ttft", "p99", "cost")
+STRONG = ("e2e", "ttft", "p99", "lmetric", "conductor", "dynamo")
+OTHERS = (
+    "random",
+    "round_robin",
+    "least_request",
+    "kv_affinity",
+    "vllm_dp",
+    "two_choices",
+    "peak_ewma",
+    "prequal",
+    "prefix_hash",
+    "sglang_cache_aware",
+    "llm_d",
+    "llm_d_sticky",
+    "preble_e2",
+    "llumnix",
+    "dualmap",
+    "fetch_threshold",
+    "greedy_ttft",
+    "cost",
+)
+TRACES = ("conversation", "synthetic")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One question.
+
+    name : of its file; title : what is asked, for people
+    seeds : how many each rule is played with
+    requests : about how many of the trace are played; None all
+    error : standard deviation of the relative error of every estimate
+    first_tokens_only : answers of one token, so that placement of prefills is all
+    mark : highest mean first token over that of central_fcfs that is aimed at; None: nothing is
+    """
+
+    name: str
+    title: str
+    trace: str
+    sizes: tuple[int, ...]
+    cards: tuple[str, ...]
+    loads: tuple[float, ...]
+    seeds: dict[str, int]
+    requests: int | None = None
+    directed: bool = False
+    error: float = 0.0
+    first_tokens_only: bool = False
+    mark: float | None = None
+
+
+def full() -> list[Table]:
+    """Both traces on 8 and 16 replicas, five seeds for the strongest six rules and two for the rest."""
+    seeds = dict.fromkeys(STRONG, 5) | dict.fromkeys(OTHERS, 2)
+    return _tables((8, 16), (0.5, 0.6, 0.7, 0.8, 0.9), seeds, (0.5, 0.6, 0.7, 0.8), seeds)
+
+
+def quick() -> list[Table]:
+    """The same questions in minutes: slices, 16 replicas, one seed, fewer loads and rules."""
+    few = dict.fromkeys((*STRONG, "cost", "least_request", "llm_d_sticky"), 1)
+    return _tables((16,), (0.5, 0.7, 0.8), few, (0.5, 0.7), dict.fromkeys((*STRONG, *OTHERS), 1))
+
+
+def _tables(
+    sizes: tuple[int, ...],
+    loads: tuple[float, ...],
+    seeds: dict[str, int],
+    mixed_loads: tuple[float, ...],
+    mixed_seeds: dict[str, int],
+) -> list[Table]:
+    tables: list[Table] = []
+    for trace, mark in zip(TRACES, (1.10, 1.15), strict=True):
+        plain = Table(f"answers-{trace}", f"{trace}: with its answers", trace, sizes, ("A100",), loads, seeds)
+        placement = replace(
+            plain, name=f"placement-{trace}", title=f"{trace}: placement alone", first_tokens_only=True, mark=mark
+        )
+        wrong = replace(
+            placement,
+            name=f"error-{trace}",
+            title=f"{trace}: placement alone, every estimate 20 % off",
+            error=0.2,
+            mark=None,
+            seeds={rule: seeds[rule] for rule in ("e2e", "ttft", "conductor")},
+        )
+        told = replace(
+            plain,
+            name=f"directed-{trace}",
+            title=f"{trace}: with its answers, engines fetch only what they are told to",
+            directed=True,
+        )
+        tables += [placement, wrong, plain, told]
+    mixed = Table(
+        "mixed", "conversation: half A100, half H20", "conversation", (16,), ("A100", "H20"), mixed_loads, mixed_seeds
+    )
+    return [*tables, mixed]

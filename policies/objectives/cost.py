@@ -1,0 +1,56 @@
+"""The least expected money per request that meets its deadlines.
+
+Model    (GPU seconds of this request + weighted delay of others) x price of the replica / P(in time), the probability
+         floored at 0.01. What others lose is seconds of that replica too. Where no price is known, the seconds
+Reads    queue, fetch, compute, pace, decodes, price of work, and price per hour of every replica
+Blind to cards that are paid while idle, see `estimators/cost.py`; money for bytes on links
+Source   `estimators/cost.py`, `estimators/price.py`
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import numpy as np
+
+from estimators.candidates import Grid
+from estimators.cost import money_usd, per_good_usd, unpriced_last
+from estimators.estimates import Estimates
+from estimators.request import RequestFacts
+from policies.objectives.objective import Common, Measured
+from policies.objectives.price import Price
+
+# Without deadlines every answer counts however late, and all would wait for the cheapest card.
+FIRST_TOKEN_MS, PACE_MS = 5000.0, 100.0
+
+
+class Cost(Measured):
+    """queue_behind, running_decodes, fetch : weights of what others lose, >= 0; see `price.py`
+
+    Deadlines are 5 s and 100 ms for each further token where neither request nor settings name others.
+    """
+
+    summary = "the least money per request that meets its deadlines (5 s, then 100 ms a token, where none are named)"
+    reads = "queue, fetch, compute, pace, price of work and price per hour of every replica and path"
+    source = "money / P(in time)"
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        *,
+        queue_behind: float = 1.0,
+        running_decodes: float = 1.0,
+        fetch: float = 1.0,
+        **common: Unpack[Common],
+    ) -> None:
+        common.setdefault("slo_ttft_ms", FIRST_TOKEN_MS)
+        common.setdefault("slo_tpot_ms", PACE_MS)
+        super().__init__(rng, **common)
+        self._price = Price(queue_behind, running_decodes, fetch)
+
+    def value(self, request: RequestFacts, estimates: Estimates) -> Grid:
+        seconds = estimates.gpu_s + self._price.of(estimates)
+        priced = unpriced_last(money_usd(gpu_s=seconds, usd_per_hour=estimates.usd_per_hour))
+        money = priced if np.isfinite(priced[estimates.possible]).any() else seconds
+        chance = self._deadlines.probability(request, estimates)
+        return money if chance is None else per_good_usd(money=money, good=chance)

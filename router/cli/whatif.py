@@ -1,0 +1,100 @@
+"""`tfirst whatif`: what another rule would have done with the requests of some receipts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from router.config import PolicyConfig
+from router.errors import ConfigError
+from router.fleet import Fleet, check_fleet, completed, one_line
+from router.receipts.reading import read_receipts
+from router.study.bars import seconds
+from router.study.whatif.answer import Answer, what_if
+
+
+class WhatIfCommand:
+    name = "whatif"
+    help = "estimate what another rule would have done with the requests of some receipts"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = (
+            "Queues are simulated anew with replicas as fast as the receipts say. Exit status: 0, or 2 when a file"
+            " cannot be used, holds too few streams that were answered well, or there is no such policy."
+        )
+        parser.add_argument("files", nargs="+", type=Path, metavar="RECEIPTS", help="rotated files are read too")
+        parser.add_argument(
+            "--policy", action="append", required=True, metavar="NAME", help="see `tfirst policies`; may be repeated"
+        )
+        parser.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file of the router that wrote them")
+        parser.add_argument("--draws", type=int, default=10, metavar="N", help="simulations each (default %(default)s)")
+        parser.add_argument("--seed", type=int, default=0, metavar="N", help="of ties and draws (default 0)")
+        parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
+
+    def run(self, args: argparse.Namespace) -> int:
+        if args.draws < 2:
+            raise ConfigError("--draws must be at least 2")
+        if args.seed < 0:
+            raise ConfigError("--seed must be 0 or more")
+        fleet = None if args.fleet is None else fleet_file(args.fleet)
+        kept = read_receipts(args.files)
+        answers = [
+            what_if(kept.receipts, PolicyConfig(name=name), fleet=fleet, draws=args.draws, seed=args.seed)
+            for name in args.policy
+        ]
+        if args.json:
+            print(msgspec.json.format(msgspec.json.encode(answers)).decode())
+        else:
+            show(answers, Console())
+        return 0
+
+
+def fleet_file(path: Path) -> Fleet:
+    """A fleet file, whose replicas need no URL here: nobody calls them. Raises ConfigError as `load_fleet` does."""
+    try:
+        raw = completed(msgspec.yaml.decode(path.read_bytes()), path.parent)
+        fleet = msgspec.convert(raw, Fleet)
+        replicas = [
+            msgspec.structs.replace(replica, url=replica.url or f"http://whatif:{index + 1}")
+            for index, replica in enumerate(fleet.replicas)
+        ]
+        fleet = msgspec.structs.replace(fleet, replicas=replicas)
+        check_fleet(fleet)
+    except OSError as exc:
+        raise ConfigError(f"fleet file {path}: {exc.strerror}") from exc
+    except (msgspec.DecodeError, ConfigError) as exc:
+        raise ConfigError(f"fleet file {path}: {one_line(exc)}") from exc
+    return fleet
+
+
+def show(answers: list[Answer], console: Console) -> None:
+    """Print what was and what would have been."""
+    first = answers[0]
+    console.print(
+        f"{first.requests} requests; mean first token as it was {seconds(first.observed_s)},"
+        f" {first.reused_before:.0%} of prompt tokens reused in the model",
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for name in ("mean first token", "90 % from", "to", "reused", "same replica", "method"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in answers:
+        times = [seconds(value_s) for value_s in (one.mean_s, one.low_s, one.high_s)]
+        table.add_row(one.policy, *times, f"{one.reused:.0%}", f"{one.agrees:.0%}", one.method)
+    console.print(table)
+    for one in answers:
+        busiest = max(one.placed.items(), key=lambda pair: pair[1])
+        refused = f" It would have refused {one.refused}." if one.refused else ""
+        console.print(
+            f"{one.sentence} It would have sent {busiest[1]:.0%} of the requests to {busiest[0]}.{refused}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+COMMAND = WhatIfCommand()

@@ -1,0 +1,124 @@
+"""What a receipt says: everything that went into one decision, and later what really happened. One JSON line each.
+
+Valid     schema 1. A receipt holds no prompt text and no credentials; what is derived from a prompt (`marks`) or names
+          a client's session (`unit`) is hashed with a key that only the writing process has
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+SCHEMA = 1  # raised when a field changes its meaning or leaves; new fields alone do not raise it
+
+
+class Candidate(msgspec.Struct):
+    """One (replica, path) that was possible. Seconds from the choice; tokens of the prompt.
+
+    `evidence` to `discipline` are worked out for the chosen candidate, and for all of a receipt that names them all.
+    """
+
+    replica: str
+    path: str
+    queue_s: float
+    fetch_s: float
+    compute_s: float
+    first_token_s: float  # if all believed blocks are there
+    expected_s: float  # mean first token, over where the blocks then really are
+    hit_probability: float  # that all believed blocks are there
+    local_tokens: int  # reusable from the replica's own memory
+    fetched_tokens: int  # to come from the store
+    pace_s: float  # per output token
+    queue_price_s: float  # delay caused to later requests; a policy weights it
+    decode_price_s: float  # delay caused to running decodes; a policy weights it
+    signal_age_s: float | None = None  # of the replica's load report; None: never seen
+    calibration: str = "uncalibrated"  # or "calibrated": whether the replica's times rest on observed first tokens
+    first_token_p90_s: float | None = None
+    first_token_p99_s: float | None = None
+    evidence: str | None = None  # what the hit probability rests on; None where nothing is reused
+    discipline: str | None = None  # what the replica is believed to do about the fetch; None without one
+    approximate: bool = False  # what is reused is a guess from what was sent there, or written, for want of events
+    blocks_age_s: float | None = None  # since the oldest of the blocks it reuses was heard of; None: not known
+    ready_s: float | None = None  # earliest start the fetch allows; first_token_s is max(queue_s, ready_s) + compute_s
+
+
+class Shadow(msgspec.Struct):
+    """What another rule would have taken for the same request, at the same moment, had it been asked."""
+
+    arm: str
+    replica: str
+    path: str
+
+
+class Receipt(msgspec.Struct, kw_only=True):
+    """One request. `None` is unknown. Times in seconds from arrival, except arrived_at (Unix time)."""
+
+    schema: int = SCHEMA
+    request_id: str
+    arrived_at: float
+    endpoint: str
+    model: str
+    prompt_tokens: int
+    prompt_exact: bool
+    streamed: bool
+    policy: str
+    client: str | None = None  # name of the key that let it in
+    edited: tuple[str, ...] = ()  # fields of the body that the router changed or added
+    candidates: list[Candidate] = []
+    chosen: int | None = None  # index into candidates
+    possible: int | None = None  # how many candidates there were; more than are named: only the chosen and the best are
+    reason: str | None = None
+    probability: float | None = None
+    placed_s: float | None = None  # when the last choice was made; what its candidates expect counts from here
+    expected_output_tokens: float | None = None
+    arrival_rps: float | None = None  # at one replica
+    mean_compute_s: float | None = None
+    attempts: int = 0
+    tried: list[str] = []  # replicas of failed attempts
+    outcome: str | None = None
+    cause: str | None = None  # of a failure or a refusal
+    status: int | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None  # as the engine reported
+    arm: str | None = None  # of the experiment it was part of
+    arm_share: float | None = None  # of all units that this arm was meant to get
+    unit: str | None = None  # hash of what it was assigned by: requests of one session share it
+    override: bool = False  # the client asked for the policy
+    explained: bool = False  # the client asked why
+    shadows: list[Shadow] = []
+    deadline_s: float | None = None  # of the first token, from arrival, as the client asked
+    late: bool | None = None  # its first token came after that, or after the p99 expected of it; None: nobody saw it
+    regret_s: float | None = None  # first token, from the choice, less what was expected of the best other candidate
+    sampled: bool = True  # it would have left a line whatever became of it; only such lines stand for all requests
+    marks: list[str] = []  # of its first 1, 2, 3, 4, 6, 8, 12, ... blocks and of all; the same for the same tokens
+    blocks: int | None = None  # of its chain: reusable blocks of the prompt, of block_tokens each
+    block_tokens: int | None = None
+
+    @property
+    def choice(self) -> Candidate | None:
+        """The chosen candidate; None when nothing was chosen."""
+        return None if self.chosen is None else self.candidates[self.chosen]
+
+    @property
+    def names_all(self) -> bool:
+        """Whether all candidates that were possible are named."""
+        return bool(self.candidates) and len(self.candidates) == self.possible
+
+    @property
+    def waited_s(self) -> float | None:
+        """First token as the last choice forecast it: from that choice on. None where nobody saw it."""
+        if self.first_token_s is None or self.placed_s is None:
+            return None
+        return self.first_token_s - self.placed_s
+
+    def summary(self) -> str:
+        """The decision as one line of JSON, for the response header `x-tfirst-explain`."""
+        return msgspec.json.encode(
+            {
+                "policy": self.policy,
+                "reason": self.reason,
+                "candidates": len(self.candidates),
+                "chosen": self.choice,
+            }
+        ).decode()

@@ -1,0 +1,121 @@
+"""One receipt in words: what was chosen, why, and what came of it.
+
+Model     a rule that takes the smallest value is explained by comparing what it chose with the candidate whose first
+          token was expected soonest, the chosen one apart, and by what the rule counts beside the first token
+Valid     receipts that name the chosen candidate; with `others: best` the comparison is with the best that are named
+Blind to  a policy's own weights and settings, which receipts do not carry
+"""
+
+from __future__ import annotations
+
+from router.receipts import Candidate, Receipt
+from router.study.bars import seconds
+
+REASONS = {
+    "only_ready": "no other replica could be chosen",
+    "next_in_turn": "it was that replica's turn",
+    "drawn": "it was drawn by chance",
+    "lower_load": "it was the less loaded",
+    "prefix_hash": "its prefix belongs there",
+    "overflow": "the replica its prefix belongs to was over its bound",
+    "longest_prefix": "it had most of the prompt",
+    "no_prefix": "nobody had enough of the prompt to follow it",
+    "best_score": "it had the best score",
+    "lowest_estimate": "it had the lowest estimate",
+}
+NOTICED_S = 1e-3  # shorter differences are not worth a word
+
+
+def why(receipt: Receipt) -> str:
+    """One sentence on why it ran where it did."""
+    choice = receipt.choice
+    if choice is None:
+        return _not_placed(receipt)
+    where = f"{choice.replica} by {_path(choice, receipt.prompt_tokens)}"
+    reason = REASONS.get(receipt.reason or "", f"the rule says {(receipt.reason or 'nothing').replace('_', ' ')}")
+    by = f"{receipt.policy}, asked for by the client," if receipt.override else receipt.policy
+    return f"{by} took {where}: {reason}{_compared(receipt, choice)}."
+
+
+def best_other(receipt: Receipt) -> Candidate | None:
+    """The candidate, other than the chosen, whose first token was expected soonest; None when no other is named."""
+    others = [one for index, one in enumerate(receipt.candidates) if index != receipt.chosen]
+    return min(others, key=lambda one: one.expected_s, default=None)
+
+
+def what_came(receipt: Receipt) -> str:
+    """One sentence on how it ended."""
+    waited_s, choice = receipt.waited_s, receipt.choice
+    outcome = (receipt.outcome or "unknown").replace("_", " ")
+    how = f"It ended {outcome}" if receipt.outcome != "ok" else "It ended well"
+    if receipt.cause:
+        how += f" ({receipt.cause.replace('_', ' ')})"
+    if receipt.tried:
+        how += f", after failed attempts on {', '.join(receipt.tried)}"
+    if waited_s is None or choice is None:
+        return f"{how}; nobody saw its first token."
+    over_s = waited_s - choice.expected_s
+    against = "as expected"
+    if abs(over_s) >= NOTICED_S:
+        against = f"{seconds(abs(over_s))} {'later' if over_s > 0 else 'sooner'} than expected"
+    within = ""
+    if choice.first_token_p99_s is not None and choice.first_token_p90_s is not None:
+        inside = [
+            word
+            for word, limit_s in (("p90", choice.first_token_p90_s), ("p99", choice.first_token_p99_s))
+            if waited_s <= limit_s
+        ]
+        within = f", inside its {inside[0]}" if inside else ", beyond its p99"
+    return f"{how}; the first token came after {seconds(waited_s)}, {against}{within}{_regretted(receipt)}."
+
+
+def _not_placed(receipt: Receipt) -> str:
+    status = f" with status {receipt.status}" if receipt.status is not None else ""
+    if receipt.reason is not None:
+        return f"{receipt.policy} placed it ({receipt.reason.replace('_', ' ')}) without any estimate to compare."
+    return f"It was placed nowhere: the router answered by itself{status}."
+
+
+def _path(choice: Candidate, prompt_tokens: int) -> str:
+    reused = choice.local_tokens + choice.fetched_tokens
+    if not reused:
+        return f"computing all {prompt_tokens} tokens"
+    own = f"{choice.local_tokens} tokens of its own" if choice.local_tokens else ""
+    brought = f"{choice.fetched_tokens} fetched ({choice.path})" if choice.fetched_tokens else ""
+    parts = " and ".join(part for part in (own, brought) if part)
+    return f"reusing {parts} and computing {max(0, prompt_tokens - reused)}"
+
+
+def _compared(receipt: Receipt, choice: Candidate) -> str:
+    other = best_other(receipt)
+    if other is None:
+        return f"; its first token was expected after {seconds(choice.expected_s)}"
+    name = f"{other.replica} ({other.path})"
+    sooner_s = other.expected_s - choice.expected_s
+    if sooner_s >= -NOTICED_S:
+        return (
+            f"; its first token was expected after {seconds(choice.expected_s)},"
+            f" that of the next best, {name}, after {seconds(other.expected_s)}"
+        )
+    return (
+        f"; {name} was expected to give the first token {seconds(-sooner_s)} sooner"
+        f"{_beside_first_token(receipt, choice, other)}"
+    )
+
+
+def _beside_first_token(receipt: Receipt, choice: Candidate, other: Candidate) -> str:
+    """What the chosen has for it where it is not the first to answer."""
+    saved = {
+        "take {} longer to decode": (other.pace_s - choice.pace_s) * (receipt.expected_output_tokens or 0.0),
+        "delay later requests by {} more": other.queue_price_s - choice.queue_price_s,
+        "hold up running decodes by {} more": other.decode_price_s - choice.decode_price_s,
+    }
+    told = [words.format(seconds(value_s)) for words, value_s in saved.items() if value_s >= NOTICED_S]
+    return f", but to {' and '.join(told)}" if told else ""
+
+
+def _regretted(receipt: Receipt) -> str:
+    if receipt.regret_s is None or abs(receipt.regret_s) < NOTICED_S:
+        return ""
+    worse = "more" if receipt.regret_s > 0 else "less"
+    return f", {seconds(abs(receipt.regret_s))} {worse} than the best other was expected to take"

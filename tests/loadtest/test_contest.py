@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from math import isnan, nan
+from pathlib import Path
+
+import pytest
+
+from loadtest.replay.contest import page
+from loadtest.replay.contest.__main__ import SLICES, chosen, main
+from loadtest.replay.contest.marks import marks
+from loadtest.replay.contest.plan import TRACES, Table, full, quick
+from loadtest.replay.contest.play import YARDSTICK, Played, jobs_of, play, read, write
+from loadtest.replay.measure import NUMBERS, Group, Spread
+from loadtest.replay.workload import PARTS
+from loadtest.traffic import read_traffic
+from router.plugins import POLICIES, found
+
+SMALL = Table(
+    name="small",
+    title="a small one",
+    trace="conversation",
+    sizes=(2,),
+    cards=("A100",),
+    loads=(0.5,),
+    seeds={"e2e": 2, "least_request": 1},
+    requests=60,
+)
+
+
+def group(policy: str, load: float = 0.5, **numbers: float) -> Group:
+    known = {name: Spread(numbers.get(name, nan), nan) for name in NUMBERS}
+    return Group(policy=policy, replicas=16, load=load, seeds=1, numbers=known)
+
+
+def contestants(**first_s: float) -> list[Group]:
+    """Rules by their mean first token, beside central_fcfs at 1 s."""
+    return [
+        group(name, first_token_mean_s=value, central_ratio=value, end_to_end_mean_s=10 * value)
+        for name, value in {YARDSTICK: 1.0, **first_s}.items()
+    ]
+
+
+def played(groups: list[Group], name: str = "small") -> Played:
+    return Played(name=name, title="a small one", groups=groups, requests=51, took_s=60.0)
+
+
+# What is played
+
+
+@pytest.mark.parametrize("tables", [full(), quick()])
+def test_every_rule_of_a_contest_is_one_that_there_is(tables: list[Table]) -> None:
+    assert {rule for table in tables for rule in table.seeds} <= found(POLICIES).keys()
+    assert len({table.name for table in tables}) == len(tables)
+
+
+def test_the_whole_contest_plays_every_rule_there_is_but_the_one_for_closed_batches() -> None:
+    assert found(POLICIES).keys() - {rule for table in full() for rule in table.seeds} <= {"makespan"}
+
+
+def test_every_rule_meets_the_same_requests_and_the_yardstick_meets_all_of_them() -> None:
+    jobs = jobs_of(SMALL, SLICES / "conversation.jsonl.gz", (0.0, 1.0))
+    by_rule: dict[str, list[int]] = {}
+    for job in jobs:
+        by_rule.setdefault(job.conditions.policy.name, []).append(job.demand.seed)
+        assert job.demand.seed == job.conditions.seed
+    assert by_rule == {YARDSTICK: [0, 1], "e2e": [0, 1], "least_request": [0]}
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_slices_are_whole_conversations_in_order(trace: str) -> None:
+    rows = read_traffic(SLICES / f"{trace}.jsonl.gz")
+    assert len(rows) >= 1500
+    assert rows[0].at_s == 0.0
+    assert all(a.at_s <= b.at_s for a, b in pairwise(rows))
+    assert all(row.output_length >= 1 for row in rows)
+
+
+def test_a_table_is_played_once_and_read_from_then_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = play(SMALL, SLICES / "conversation.jsonl.gz", (0.0, 1.0), processes=1)
+    assert [one.policy for one in own.groups] == [YARDSTICK, "e2e", "least_request"]
+    assert own.groups[0].numbers["central_ratio"].mean == pytest.approx(1.0)
+    assert 0.9 < own.groups[1].numbers["central_ratio"].mean < 5.0
+    write(own, tmp_path)
+    again = read("small", tmp_path)
+    assert again is not None
+    assert again.groups[1].numbers["first_token_mean_s"] == pytest.approx(own.groups[1].numbers["first_token_mean_s"])
+    assert read("another", tmp_path) is None
+
+
+def test_answers_of_one_token_leave_only_the_prefills() -> None:
+    job = jobs_of(replace(SMALL, first_tokens_only=True), SLICES / "conversation.jsonl.gz", (0.0, 1.0))[0]
+    assert job.demand.first_tokens_only
+    own = play(
+        replace(SMALL, seeds={"e2e": 1}, first_tokens_only=True),
+        SLICES / "conversation.jsonl.gz",
+        (0.0, 1.0),
+        processes=1,
+    )
+    for one in own.groups:
+        assert one.numbers["first_token_mean_s"].mean == one.numbers["end_to_end_mean_s"].mean
+        assert isnan(one.numbers["per_token_mean_s"].mean)
+
+
+# Marks
+
+
+def test_marks_name_the_best_of_ours_and_the_best_of_others() -> None:
+    own = played(contestants(e2e=1.2, ttft=1.08, conductor=1.05, lmetric=2.0))
+    (to_yardstick, words), (to_others, other_words) = marks(
+        [replace(SMALL, mark=1.1, first_tokens_only=True)], {"small": own}
+    )
+    assert to_yardstick
+    assert "`ttft` 1.08" in words
+    assert not to_others
+    assert "`conductor` 1.05" in other_words
+
+
+def test_a_mixed_fleet_is_judged_by_e2e_in_one_run() -> None:
+    own = played(contestants(e2e=1.0, lmetric=1.4, dynamo=1.2, conductor=0.9), name="mixed")
+    reached = {words: ok for ok, words in marks([replace(SMALL, name="mixed", mark=None)], {"mixed": own})}
+    assert [ok for words, ok in reached.items() if "`lmetric`" in words] == [True]
+    assert [ok for words, ok in reached.items() if "`dynamo`" in words] == [False]
+    assert [ok for words, ok in reached.items() if "ends" in words] == [False]
+    assert [ok for words, ok in reached.items() if "at most 1.15" in words] == [True]
+
+
+def test_a_wrong_estimator_is_held_against_the_right_one() -> None:
+    tables = [replace(SMALL, name="error-x", error=0.2, first_tokens_only=True)]
+    results = {"placement-x": played(contestants(e2e=1.0)), "error-x": played(contestants(e2e=1.15))}
+    assert [ok for ok, _ in marks(tables, results)] == [False]
+    results["error-x"] = played(contestants(e2e=1.09))
+    assert [ok for ok, _ in marks(tables, results)] == [True]
+
+
+def test_the_median_pace_is_held_against_least_request() -> None:
+    groups = [group("least_request", per_token_p50_s=0.02), group("e2e", per_token_p50_s=0.03)]
+    groups += [group("cost", per_token_p50_s=0.02)]
+    assert [ok for ok, _ in marks([SMALL], {"small": played(groups)})] == [False, True]
+
+
+def test_what_was_not_played_is_not_judged() -> None:
+    assert list(marks(full(), {})) == []
+
+
+# The page
+
+
+def test_only_what_is_between_the_comments_is_written_anew() -> None:
+    before = f"# Results\n\nwords\n\n{page.BEGIN}\nold\n{page.END}\n\nmore words\n"
+    own = {"small": played(contestants(e2e=1.0, lmetric=2.0))}
+    after = page.into(before, [SMALL], own, "plots")
+    assert after.startswith("# Results\n\nwords\n")
+    assert after.endswith("more words\n")
+    assert "old" not in after
+    assert "| `e2e` | **1 (1.00)** |" in after
+    assert "](plots/small.svg)" in after
+    assert page.into(after, [SMALL], own, "plots") == after
+
+
+def test_a_page_without_the_comments_is_left_alone() -> None:
+    with pytest.raises(ValueError, match="page has no"):
+        page.into("# Results\n", [SMALL], {}, "plots")
+
+
+def test_a_plot_cuts_what_is_far_beyond_the_others() -> None:
+    drawn = page.plot(played([*contestants(e2e=1.1, lmetric=50.0)]))
+    assert drawn.startswith("<svg")
+    assert "lmetric" in drawn
+    assert "50" not in drawn.replace("#5d6878", "").split("<text")[0]
+
+
+def test_a_missing_trace_is_one_sentence_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--traces", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "mooncake_conversation_trace.jsonl.gz is not there" in capsys.readouterr().err
+    assert main(["--only", "nonsense", "--out", str(tmp_path)]) == 2
+
+
+def test_tables_are_chosen_by_the_beginning_of_their_names() -> None:
+    assert [table.name for table in chosen(full(), "mixed,error", 100)] == [
+        "error-conversation",
+        "error-synthetic",
+        "mixed",
+    ]
+    assert all(table.requests == 100 for table in chosen(full(), None, 100))
+    assert PARTS["test"][0] > 0

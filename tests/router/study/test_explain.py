@@ -1,0 +1,146 @@
+"""One receipt, drawn and in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from router.cli.explain import show
+from router.cli.main import main
+from router.receipts import Receipt
+from router.study import bars
+from router.study.bars import BOTH, COMPUTE, FETCH, NOTHING, QUEUE, axis_end_s, bar
+from router.study.explain import what_came, why
+from tests.router.receipts.builders import a_candidate, a_receipt
+
+times_s = st.floats(0.0, 500.0)
+
+
+def drawn(receipt: Receipt, width: int = 120) -> str:
+    console = Console(width=width, record=True, force_terminal=False, no_color=True)
+    with console.capture() as capture:
+        show(receipt, console)
+    return capture.get()
+
+
+def the_choice_between_two(**changes: Any) -> Receipt:
+    candidates = [
+        a_candidate(replica="busy", queue_s=0.3, compute_s=0.1, first_token_s=0.4, expected_s=0.4),
+        a_candidate(
+            replica="idle",
+            path="recompute",
+            queue_s=0.0,
+            compute_s=0.8,
+            first_token_s=0.8,
+            expected_s=0.8,
+            local_tokens=0,
+        ),
+    ]
+    return a_receipt(**{"candidates": candidates, "first_token_s": 0.5, **changes})
+
+
+@given(times_s, times_s, times_s, st.integers(1, 100))
+def test_an_overlapped_bar_shows_queue_then_compute_up_to_the_first_token(
+    queue_s: float, fetch_s: float, compute_s: float, width: int
+) -> None:
+    first_s = max(queue_s, fetch_s) + compute_s
+    one = a_candidate(queue_s=queue_s, fetch_s=fetch_s, ready_s=fetch_s, compute_s=compute_s, first_token_s=first_s)
+    axis_s = max(first_s, 1e-3)
+    text = bar(one, axis_s=axis_s, width=width)
+    order = {BOTH: 0, QUEUE: 1, FETCH: 1, COMPUTE: 2, NOTHING: 3}
+    steps = [order[cell] for cell in text]
+    assert len(text) == width
+    assert steps == sorted(steps)
+    assert text.count(COMPUTE) == pytest.approx(compute_s / axis_s * width, abs=1.01)
+
+
+def test_a_fetch_that_starts_with_its_turn_is_drawn_after_the_queue() -> None:
+    one = a_candidate(queue_s=0.4, fetch_s=0.2, ready_s=0.6, compute_s=0.2, first_token_s=0.8)
+    assert bar(one, axis_s=1.0, width=10) == QUEUE * 4 + FETCH * 2 + COMPUTE * 2 + NOTHING * 2
+
+
+@given(st.floats(1e-4, 1e6))
+def test_the_axis_ends_at_a_round_number_not_far_beyond_the_longest(longest_s: float) -> None:
+    assert longest_s <= axis_end_s(longest_s) <= 2.51 * longest_s
+
+
+def test_the_chosen_is_first_and_marked_and_the_moment_the_token_came_is_on_its_bar() -> None:
+    lines = drawn(the_choice_between_two(chosen=1, first_token_s=0.5)).splitlines()
+    rows = [line for line in lines if line.lstrip("▶ ").startswith(("idle", "busy"))]
+    assert rows[0].startswith("▶ idle")
+    assert ["◆" in row for row in rows] == [True, False]
+
+
+def test_the_sentence_says_who_was_next_best_and_by_how_much() -> None:
+    text = why(the_choice_between_two())
+    assert "took busy" in text
+    assert "after 400 ms, that of the next best, idle (recompute), after 800 ms" in text
+
+
+def test_a_rule_that_passed_over_a_sooner_first_token_says_what_it_saved() -> None:
+    slow, fast = the_choice_between_two().candidates
+    slow.pace_s, fast.pace_s, fast.queue_price_s, slow.queue_price_s = 0.02, 0.01, 0.1, 0.5
+    text = why(the_choice_between_two(candidates=[slow, fast], chosen=1, expected_output_tokens=100.0))
+    assert "busy (local) was expected to give the first token 400 ms sooner" in text
+    assert "but to take 1 s longer to decode and delay later requests by 400 ms more" in text
+
+
+def test_the_end_is_held_against_what_was_expected() -> None:
+    receipt = the_choice_between_two(regret_s=-0.3)
+    receipt.candidates[0].first_token_p90_s, receipt.candidates[0].first_token_p99_s = 0.45, 0.6
+    text = what_came(receipt)
+    assert "after 500 ms, 100 ms later than expected, inside its p99" in text
+    assert "300 ms less than the best other" in text
+    receipt.candidates[0].first_token_p99_s = 0.46
+    assert "beyond its p99" in what_came(receipt)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"candidates": [], "chosen": None, "reason": None, "outcome": "refused", "status": 404}, "status 404"),
+        ({"candidates": [], "chosen": None, "reason": "next_in_turn"}, "without any estimate"),
+        ({"outcome": "failed", "cause": "no_answer", "tried": ["busy"], "first_token_s": None}, "attempts on busy"),
+        ({"override": True}, "asked for by the client"),
+    ],
+)
+def test_requests_that_went_another_way_are_explained_too(changes: dict[str, Any], says: str) -> None:
+    assert says in drawn(the_choice_between_two(**changes), width=400)
+
+
+def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
+    assert "the rule says full moon" in why(the_choice_between_two(reason="full_moon"))
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_it_is_drawn_on_terminals_of_any_width(width: int) -> None:
+    assert drawn(the_choice_between_two(), width).strip()
+
+
+def test_more_candidates_than_fit_a_screen_are_said_to_be_there() -> None:
+    many = [a_candidate(replica=f"r{index}", expected_s=1.0 + index) for index in range(40)]
+    text = drawn(a_receipt(candidates=many, possible=64))
+    assert "16 more are named" in text
+    assert "24 more were possible" in text
+    assert sum("█" in line for line in text.splitlines()[2:]) == 24
+
+
+def test_the_command_finds_a_request_in_a_file_and_says_when_it_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "receipts.jsonl"
+    path.write_bytes(msgspec.json.encode(the_choice_between_two(request_id="mine-1")) + b"\n")
+    assert main(["explain", "mine-1", "--receipts", str(path)]) == 0
+    assert "took busy" in capsys.readouterr().out
+    assert main(["explain", "other", "--receipts", str(path)]) == 2
+    assert "no receipt of request 'other'" in capsys.readouterr().err
+
+
+def test_times_are_written_as_people_read_them() -> None:
+    assert [bars.seconds(value_s) for value_s in (0.0004, 0.25, 2.5, -0.25)] == ["0.4 ms", "250 ms", "2.5 s", "-250 ms"]
