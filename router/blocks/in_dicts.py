@@ -165,11 +165,6 @@ class DictIndex:
         return list(self._keys)
 
 
-def _same(blocks: Mapping[int, int], known: Mapping[int, int], copies: Mapping[int, int]) -> bool:
-    """Whether all these keys are there already, in this tier and for these blocks."""
-    return copies.keys() >= blocks.keys() and list(map(known.get, blocks)) == list(blocks.values())
-
-
 class _Book:
     """One publisher."""
 
@@ -244,6 +239,10 @@ class InDicts:
         its = [key for key, block in keys if key is not None and known.get(key) == block]
         book.ticks.update(dict.fromkeys(its, ticks_of(now_s)))
 
+    def touch(self, claims: Claims, keys: Sequence[int]) -> None:
+        """These keys, all of them known, were stored again at the time of the last batch."""
+        self._books[claims].ticks.update(dict.fromkeys(keys, ticks_of(claims.last_event_s)))
+
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None:
         """One more copy of each block, for each publisher, at the time of its last batch."""
         for claims, blocks, adapter in told:
@@ -253,8 +252,6 @@ class InDicts:
             if known.keys().isdisjoint(blocks):  # the rule, and a third of the cost
                 known.update(blocks)
                 copies.update(dict.fromkeys(blocks, 1))
-            elif claims.one_copy and _same(blocks, known, copies):
-                new = {}
             else:
                 new = self._hold_again(tier, claims, blocks, done)
             self.index.add(tier, book.bit, new)

@@ -94,6 +94,11 @@ class InTables:
         positions = positions[(positions >= 0) & (self._table.columns[_BLOCK][positions] == at)]
         self._table.columns[_TICKS][positions] = ticks_of(now_s)
 
+    def touch(self, claims: Claims, keys: Sequence[int]) -> None:
+        """These keys, all of them known, were stored again at the time of the last batch."""
+        positions = self._table.find_many(as_hashes(keys) ^ np.uint64(claims.salt))
+        self._table.columns[_TICKS][positions] = ticks_of(claims.last_event_s)
+
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None:
         """One more copy of each block, for each publisher, at the time of its last batch."""
         if sum(len(blocks) for _claims, blocks, _adapter in told) >= _MANY:

@@ -41,11 +41,14 @@ class Routed:
         had = bisect_left(kept, True, key=lambda block: block not in by_use)  # no block stays longer than those before
         again, fresh = kept[:had], kept[had:]
         before = len(by_use)
+        all_held = self.claims.held == before  # else the ledger had to make room, and had some of these go
         by_use.update(dict.fromkeys(fresh, each))
         self._taken += each * (len(by_use) - before)
         deque(map(by_use.move_to_end, reversed(kept)), maxlen=0)  # the tail goes first, as engines free it
         self._evict(done)
-        for blocks in (fresh, again):  # apart: either kind is taken in at once, a mixture one after the other
+        if again and all_held:
+            self._ledger.books.touch(self.claims, again)
+        for blocks in (fresh, () if all_held else again):
             if blocks:
                 self._ledger.hold(Tier.HBM, [(self.claims, dict(zip(blocks, blocks, strict=True)), 0)], done)
 

@@ -336,6 +336,17 @@ def test_blocks_that_stand_for_several_take_as_much_room() -> None:
     assert directory.match(chain_of(Q)).hbm_blocks.tolist() == [94]
 
 
+def test_what_the_directory_had_to_drop_of_a_guess_comes_back_with_its_prompt() -> None:
+    directory = Directory(BLOCK, 2, cap=30)
+    for row in range(2):
+        directory.add_routed(row, MODEL, 20)
+    for now_s, row, chain in ((1.0, 0, CHAIN), (2.0, 1, chain_of(Q)), (3.0, 0, CHAIN), (4.0, 0, CHAIN)):
+        directory.sent(row, chain[:20], now_s)
+        assert directory.match(chain, 5.0).hbm_blocks.tolist()[row] == 20
+        assert directory.match(chain, 5.0).hbm_age_s.tolist()[row] == 5.0 - now_s
+        assert directory.stats().engine_hashes <= 30
+
+
 def test_an_adapter_that_is_gone_takes_what_was_guessed_and_expected_with_it() -> None:
     directory = Directory(BLOCK, 2)
     for row in range(2):
