@@ -295,8 +295,9 @@ class Entrance:
             tried=one.tried,
             now_s=now_s,
         )
-        assert isinstance(sent.placement, Placement), "the placer's own"
-        sent.placement.trial = self._standings[sent.row].health.chosen(now_s)
+        if self._standings[sent.row].health.chosen(now_s):
+            assert isinstance(sent.placement, Placement), "the placer's own"
+            sent.placement.trial = True
         return sent
 
     def _let_wait(self, one: Candidacy, expected: Expected, now_s: float) -> list[Action]:
