@@ -172,7 +172,7 @@ async def deciding(bench: Bench) -> None:
         "tfirst e2e, all receipts",
         OURS,
         decides=True,
-        config={"receipts": {"path": str(bench.setting.folder / "receipts.jsonl")}},
+        config={"receipts": {"path": str(bench.setting.folder / "receipts.jsonl"), "share": 1.0}},
     )
     with all_started((*DECIDING, receipts), bench.setting) as proxies:
         await compare(bench, proxies, "decide")

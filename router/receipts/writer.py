@@ -31,7 +31,7 @@ from router.receipts.schema import Receipt
 log = logging.getLogger(__name__)
 
 BEST = 4  # candidates named beside the chosen one where not all are
-PERIOD_S = 0.1  # between two looks at the ring: to wake the thread for every receipt would cost the loop more
+PERIOD_S = 0.1  # between two looks at the ring: woken for each, it would break into other requests every time
 PAUSE_S = 5e-5  # after each line, so that the loop never waits longer than a line for the interpreter
 BATCH_BYTES = 1 << 18  # written at once at most
 
