@@ -13,6 +13,7 @@ from estimators.request import RequestFacts
 from router.actions import Action, Cause, Ended, Hold, Send
 from router.dispatch import Dispatcher
 from router.placing import Placement
+from router.resume.reasons import WhyNot
 from router.signals.orca import REQUEST_HEADER
 from router.signals.ranks import rows_by_url
 
@@ -69,6 +70,9 @@ class TimedDecider:
 
     def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         return self._with_fields(self._dispatcher.failed(sent, cause, now_s, retry_after_s))
+
+    def broke(self, sent: Send, rest: RequestFacts | WhyNot, now_s: float) -> list[Action]:
+        return self._with_fields(self._dispatcher.broke(sent, rest, now_s))
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         return self._with_fields(self._dispatcher.cancelled(sent, now_s))

@@ -10,7 +10,7 @@ Source    RFC 8259; `stream_options` of OpenAI's API; WHATWG HTML, server-sent e
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 import msgspec
 
@@ -105,11 +105,11 @@ def asking_usage(body: bytes, options: Span | None) -> Edit | None:
     return (*said, b"true") if body[said[0] : said[1]] in (b"false", b"null") else None
 
 
-def spliced(body: bytes, edits: dict[str, Edit]) -> bytes:
+def spliced(body: bytes, edits: Iterable[Edit]) -> bytes:
     """The body with those edits made."""
     parts: list[bytes] = []
     at = 0
-    for start, end, new in sorted(edits.values()):
+    for start, end, new in sorted(edits):
         parts += (body[at:start], new)
         at = end
     return b"".join((*parts, body[at:]))
