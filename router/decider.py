@@ -14,6 +14,7 @@ from router.actions import Action, Aside, Cause, Ended, Hold, Send
 from router.directing.directions import Directions
 from router.dispatch import Dispatcher
 from router.placing import Placement
+from router.resume.reasons import WhyNot
 from router.signals.orca import REQUEST_HEADER
 from router.signals.ranks import rows_by_url
 
@@ -81,6 +82,9 @@ class TimedDecider:
     def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         self._over(sent)
         return self._complete(self._dispatcher.failed(sent, cause, now_s, retry_after_s), now_s)
+
+    def broke(self, sent: Send, rest: RequestFacts | WhyNot, now_s: float) -> list[Action]:
+        return self._with_fields(self._dispatcher.broke(sent, rest, now_s))
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         self._over(sent)

@@ -48,6 +48,12 @@ class Metrics:
         self.refusals = Tally(
             "tfirst_refusals", "Requests the router placed nowhere, by why", ["cause"], registry=registry
         )
+        self.resumes = Tally(
+            "tfirst_resumes",
+            "Broken streams that went on elsewhere, and those that did not, by why",
+            ["outcome"],
+            registry=registry,
+        )
         self.arm_requests = Tally(
             "tfirst_arm_requests",
             "Requests by arm of the experiment, by how they ended",
@@ -138,12 +144,20 @@ class Metrics:
             self.choices.add(("unknown", receipt.reason))
         if receipt.first_token_s is not None:
             self.first_token.observe(receipt.first_token_s)
-            if choice is not None and receipt.placed_s is not None:
-                self.estimate_error.observe(receipt.first_token_s - receipt.placed_s - choice.first_token_s)
+        if choice is not None and (waited_s := receipt.waited_s) is not None:
+            self.estimate_error.observe(waited_s - choice.first_token_s)
+        if receipt.resumes or receipt.not_resumed is not None:
+            self._count_resumes(receipt)
         if receipt.outcome == "ok" and receipt.ended_s is not None:
             self.end_to_end.observe(receipt.ended_s)
         if receipt.cached_tokens is not None:
             self.reported_cached_tokens.add((), receipt.cached_tokens)
+
+    def _count_resumes(self, receipt: Receipt) -> None:
+        """Breaks of one stream: each that went on, and the one that did not."""
+        self.resumes.add(("resumed",), sum(resume.went_on_s is not None for resume in receipt.resumes))
+        if receipt.not_resumed is not None:
+            self.resumes.add((receipt.not_resumed,))
 
     def _count_arm(self, arm: str, receipt: Receipt) -> None:
         """One more request of an arm, whose names are a closed set: those of the configuration."""

@@ -198,10 +198,12 @@ def is_notable(receipt: Receipt) -> bool:
 def was_late(receipt: Receipt) -> bool | None:
     """Whether its first token came after its deadline, or the p99 it was expected within; None: nobody saw it."""
     waited_s, choice = receipt.waited_s, receipt.choice
-    if waited_s is None or receipt.first_token_s is None:
+    if receipt.first_token_s is None:
         return None
     if receipt.deadline_s is not None and receipt.first_token_s > receipt.deadline_s:
         return True
+    if waited_s is None:
+        return None
     return choice is not None and choice.first_token_p99_s is not None and waited_s > choice.first_token_p99_s
 
 

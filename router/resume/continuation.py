@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from router.http.splice import Edit, spliced
 from router.prompts.scan import Span, finished, spans_of
 from router.resume.log import StreamLog
 from router.resume.reasons import WhyNot
@@ -201,7 +202,7 @@ def continuation(path: str, body: bytes, log: StreamLog) -> Continuation:
         return Continuation(b"", rest)
     spans = finished(spans_of(body, _EDITED))
     edits = [*_limits(path, asked, spans, body, log, rest), *_prompt(path, spans, body, log)]
-    return Continuation(_spliced(body, edits), rest)
+    return Continuation(spliced(body, edits), rest)
 
 
 def _rest(path: str, asked: _Asked, log: StreamLog) -> Rest:
@@ -215,9 +216,6 @@ def _rest(path: str, asked: _Asked, log: StreamLog) -> Rest:
 
 def _limit(path: str, asked: _Asked) -> int | None:
     return _DEFAULT_COMPLETION_TOKENS if asked.limit is None and path == COMPLETIONS else asked.limit
-
-
-Edit = tuple[int, int, bytes]  # first byte to replace, the one after the last, and what comes there
 
 
 def _limits(path: str, asked: _Asked, spans: dict[str, Span], body: bytes, log: StreamLog, rest: Rest) -> list[Edit]:
@@ -268,15 +266,6 @@ def _set(body: bytes, spans: dict[str, Span], values: dict[str, bytes]) -> list[
     new = b"".join(b'"%b":%b,' % (key.encode(), value) for key, value in values.items() if key not in spans)
     front = body.index(b"{") + 1
     return [*edits, (front, front, new)] if new else edits
-
-
-def _spliced(body: bytes, edits: list[Edit]) -> bytes:
-    parts: list[bytes] = []
-    at = 0
-    for start, end, new in sorted(edits):
-        parts += (body[at:start], new)
-        at = end
-    return b"".join((*parts, body[at:]))
 
 
 def _is_count(value: Any) -> bool:
