@@ -44,6 +44,7 @@ from router.readiness import Readiness
 from router.receipts import Receipt, ReceiptWriter
 from router.receipts.writer import Detail
 from router.reported import Reported, reported_block_tokens
+from router.resume.log import ResumeConfig
 from router.rows import members
 from router.signals.load import Load
 from router.signals.load_board import LoadBoard
@@ -361,7 +362,12 @@ class Gateway:
             relay_unknown=config.relay_unknown,
             drops=self._outbound.drops,
             via=self._gate.via,
+            resumable=self._resumable if config.resume.anywhere else None,
         )
+
+    def _resumable(self, model: str) -> ResumeConfig | None:
+        """How streams of a model go on when they break: by the settings of its pool, as those of its adapters do."""
+        return self._config.resume.of(self._core.names.resolve(model)[0])
 
     async def _start_traffic(self) -> None:
         config = self._config
