@@ -30,8 +30,8 @@ class Resuming:
     """What a `Reframer` sends a body through. Feed it the answer, and behind `goes_on` the next replica's."""
 
     __slots__ = (
-        *("_body", "_config", "_last", "_log", "_path", "_prompt_tokens", "_splitter", "_stitcher", "_swallower"),
-        "_why_not",
+        *("_body", "_config", "_done", "_last", "_log", "_path", "_prompt_tokens", "_splitter", "_stitcher"),
+        *("_swallower", "_why_not"),
     )
 
     def __init__(self, config: ResumeConfig, path: str, body: bytes, *, prompt_tokens: int | None) -> None:
@@ -51,6 +51,7 @@ class Resuming:
         self._log = None if self._why_not is not None else StreamLog(self._config)
         self._stitcher: Stitcher | None = None
         self._splitter: EventSplitter | None = EventSplitter()  # of what passes the log in pieces
+        self._done = False  # the end marker passed, seen outside the log
         self._last: bytes | None = None  # what the client gets at the end, in place of a half event
 
     @property
@@ -90,6 +91,8 @@ class Resuming:
     def rest(self) -> Continuation | WhyNot:
         """What the client still lacks, and what another replica is to be asked for it; or why nobody can be."""
         log = self._log
+        if self._done:
+            return Continuation(b"", Rest.NOTHING)
         if log is None:
             assert self._why_not is not None, "without a log there is a reason"
             return self._why_not
@@ -132,6 +135,7 @@ class Resuming:
         if splitter is None or not piece:
             return piece
         passed = b"".join(splitter.feed(piece))
+        self._done = self._done or passed.endswith(DONE_EVENT)
         if len(splitter.held) <= self._config.max_event_bytes:
             return passed
         self._splitter = None

@@ -200,6 +200,23 @@ async def test_where_the_others_are_full_the_rest_waits_for_room() -> None:
         assert outcomes == ["cancelled", "ok"]
 
 
+async def test_a_rest_that_finds_no_room_in_time_is_shown_as_a_broken_stream() -> None:
+    full = AdmissionConfig(max_in_flight=1, queue_timeout_s=0.2)
+    async with (
+        simulated("A100", "A100") as cluster,
+        a_router(urls_of(cluster), resume=ON, admission=full) as router,
+    ):
+        await fault(router, cluster, 0, hang_next=1, hang_after_tokens=1)
+        await fault(router, cluster, 1, cut_next=1, cut_after_tokens=2)
+        body = asking(cluster, COMPLETION)
+        async with router.client.post(f"{router.url}/v1/completions", json=body) as other:
+            await other.content.readuntil(b" tok")
+            assert why(await broken(router, body)) is None
+            receipt = await only_receipt(router)
+            other.close()
+        assert (receipt.outcome, receipt.cause, receipt.not_resumed) == ("failed", "broken", "no_replica")
+
+
 async def test_hundreds_of_streams_over_replicas_that_die_have_one_outcome_each_and_leave_nothing() -> None:
     """A tenth of all attempts dies; every stream is whole, or ends with an event that says why and a cut."""
     budget = RetryConfig(share=1.0, burst=100.0)

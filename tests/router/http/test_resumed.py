@@ -225,9 +225,10 @@ async def test_what_is_lacking_is_only_the_end_and_nobody_is_asked() -> None:
     assert decisions.kinds == ["arrived", "first_token", "finished"]
 
 
+@pytest.mark.parametrize("more", [{}, {"tools": [{"type": "function"}]}], ids=["could go on", "could not"])
 @on_uvloop
-async def test_a_death_behind_the_end_is_none() -> None:
-    body = a_body(max_tokens=2)
+async def test_a_death_behind_the_end_is_none(more: dict[str, Any]) -> None:
+    body = a_body(max_tokens=2, **more)
     whole = engine.stream(body, name="r0")
     async with served(Engine([len(whole)]), resumes=0) as (_, port, decisions):
         assert await stream_of(port, body) == whole
