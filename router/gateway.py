@@ -199,6 +199,7 @@ class Gateway:
         self._start_poller()
         self._start_discovery()
         await self._start_admin()
+        await self._poller.asked_all()  # until then a request would be refused though replicas are well
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
 
     def _start_beside(self, block_tokens: int) -> None:
@@ -439,6 +440,8 @@ class Gateway:
         return 200, b'{"status":"ok"}'
 
     def _not_ready(self) -> str | None:
+        if not self._serving:
+            return "the router is starting"
         is_up, is_drained = self._core.dispatcher.is_up, self._core.dispatcher.is_drained
         up = any(is_up(row) and not is_drained(row) for row in members(self._fleet))
         return self._readiness.why_not(up=up, unheard=lambda: self._sources.unheard(is_up), now_s=self._clock())
