@@ -97,6 +97,19 @@ async def test_a_client_sees_one_stream_when_its_replica_dies(path: str, death: 
         assert resumes(router) == {"resumed": 1.0}
 
 
+async def test_aliases_and_usage_that_the_router_asks_for_hold_for_the_rest_too() -> None:
+    async with simulated("A100", "A100") as cluster:
+        model = cluster.fleet.model.name
+        edits: dict[str, Any] = {"model_aliases": {"fast": model}, "inject_usage": True}
+        async with a_router(urls_of(cluster), resume=ON, **edits) as router:
+            body = asking(cluster, COMPLETION, model="fast", stream_options=None)
+            unbroken = await stream(router, body | {"model": model}, urls_of(cluster)[1])
+            await fault(router, cluster, 0, cut_next=1, cut_after_tokens=5)
+            assert told(await stream(router, body)) == told(unbroken)
+            receipt = await only_receipt(router)
+            assert (receipt.output_tokens, len(receipt.resumes)) == (TOKENS, 1)
+
+
 async def test_two_deaths_in_one_stream_do_not_show_either() -> None:
     async with simulated("A100", "A100", "A100") as cluster, a_router(urls_of(cluster), resume=ON) as router:
         body = asking(cluster, COMPLETION)
