@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check lock slice bench-proxy results results-quick clean
+.PHONY: help demo chaos test check lock slice bench-proxy results results-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 demo: $(READY)  ## real traffic through the router to four simulated replicas, three rules compared
 	@$(BIN)/tfirst demo
+
+chaos: $(READY)  ## replicas and router under load while they fail: make chaos ARGS="--phase killed --json"
+	@$(BIN)/python -m loadtest.chaos $(ARGS)
 
 test: $(READY)  ## run all tests
 	$(BIN)/python -m pytest

@@ -84,7 +84,8 @@ class TimedDecider:
         return self._complete(self._dispatcher.failed(sent, cause, now_s, retry_after_s), now_s)
 
     def broke(self, sent: Send, rest: RequestFacts | WhyNot, now_s: float) -> list[Action]:
-        return self._with_fields(self._dispatcher.broke(sent, rest, now_s))
+        self._over(sent)
+        return self._complete(self._dispatcher.broke(sent, rest, now_s), now_s)
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         self._over(sent)

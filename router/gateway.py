@@ -45,6 +45,7 @@ from router.readiness import Readiness
 from router.receipts import Receipt, ReceiptWriter
 from router.receipts.writer import Detail
 from router.reported import Reported, reported_block_tokens
+from router.resume.log import ResumeConfig
 from router.rows import members
 from router.signals.load import Load
 from router.signals.load_board import LoadBoard
@@ -206,6 +207,7 @@ class Gateway:
         self._start_poller()
         self._start_discovery()
         await self._start_admin()
+        await self._poller.asked_all()  # until then a request would be refused though replicas are well
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
 
     def _start_beside(self, block_tokens: int) -> None:
@@ -378,7 +380,12 @@ class Gateway:
             relay_unknown=config.relay_unknown,
             drops=self._outbound.drops | self._telling.drops,
             via=self._gate.via,
+            resumable=self._resumable if config.resume.anywhere else None,
         )
+
+    def _resumable(self, model: str) -> ResumeConfig | None:
+        """How streams of a model go on when they break: by the settings of its pool, as those of its adapters do."""
+        return self._config.resume.of(self._core.names.resolve(model)[0])
 
     async def _start_traffic(self) -> None:
         config = self._config
@@ -450,6 +457,8 @@ class Gateway:
         return 200, b'{"status":"ok"}'
 
     def _not_ready(self) -> str | None:
+        if not self._serving:
+            return "the router is starting"
         is_up, is_drained = self._core.dispatcher.is_up, self._core.dispatcher.is_drained
         up = any(is_up(row) and not is_drained(row) for row in members(self._fleet))
         return self._readiness.why_not(up=up, unheard=lambda: self._sources.unheard(is_up), now_s=self._clock())

@@ -28,6 +28,7 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _STRUCTURED = ("structured_outputs", "json_schema", "regex", "ebnf", "structural_tag")
 _GUIDED = tuple(f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar", "json_object"))
 _TRANSFER = ("kv_transfer_params", "bootstrap_host", "bootstrap_room")
+_OF_IDS = b"0123456789, \t\r\n"
 _MARKS_OF_THOUGHT = ("<think>", "</think>")
 _EDITED = frozenset(
     {"prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens"}
@@ -273,13 +274,16 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_one_prompt(prompt: msgspec.Raw) -> bool:
+    """Whether it is one text, or one list of ids; decoding a long list only for that would hold the loop.
+
+    >>> [_is_one_prompt(msgspec.Raw(raw)) for raw in (b'"a"', b"[1, 2]", b"[]", b'["a"]', b"[[1]]")]
+    [True, True, False, False, False]
+    """
     raw = bytes(prompt)
-    if raw[:1] == b'"':
-        return True
-    try:
-        return bool(_ids.decode(raw))
-    except msgspec.MsgspecError:
-        return False
+    if raw[:1] != b"[":
+        return raw[:1] == b'"'
+    inside = raw[1:-1].strip()
+    return inside != b"" and not inside.translate(None, _OF_IDS)
 
 
 def _ends_with_beginning(text: str, stop: str) -> bool:
