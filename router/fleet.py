@@ -88,7 +88,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     url : http(s)://host:port, or dns://name:port for a replica at each address of the name
     events, replay : addresses of its event publisher and of that one's replay
     api_key_env : environment variable with the key it wants; None: as the whole fleet
-    model, role, ranks, start_s, slow : read by the simulator; passed over here
+    model, role, ranks, start_s, slow : read by the simulator; passed over here, but for the role, which is shown
     """
 
     name: str
