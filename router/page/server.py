@@ -169,7 +169,7 @@ class Page:
 
 def _event(values: dict[str, Any]) -> bytes:
     """One server-sent event. JSON has no line breaks in it, so it is one line."""
-    return b"retry: 2000\nevent: news\ndata: " + msgspec.json.encode(values) + b"\n\n"
+    return b"retry: 1000\nevent: news\ndata: " + msgspec.json.encode(values) + b"\n\n"
 
 
 def _static() -> list[tuple[str, bytes, str]]:

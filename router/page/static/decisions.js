@@ -20,14 +20,18 @@ export class Decisions {
     this.panel = document.getElementById("opened");
     this.which.addEventListener("input", () => this.show());
     document.getElementById("legend").replaceChildren(...legend());
-    this.panel.addEventListener("keydown", (event) => event.key === "Escape" && this.close());
+    this.leave = () => this.close();
+    this.panel.addEventListener("keydown", (event) => event.key === "Escape" && this.leave());
   }
 
   /** Another router's decisions have nothing to do with those shown. */
   begin(run) {
     this.run = run;
     this.kept = [];
+    this.rows.clear();
+    this.body.replaceChildren();
     this.close();
+    this.show();
   }
 
   take(decisions) {
@@ -105,10 +109,11 @@ export class Decisions {
       opened = { ...one, candidates: one.chosen ? [one.chosen] : [], shadows: [], tried: [], why: `${error.message}.`, what_came: "" };
     }
     this.mark(one.number);
-    this.draw(opened, () => {
+    this.leave = () => {
       this.close();
       (button.isConnected ? button : this.which).focus();
-    });
+    };
+    this.draw(opened);
   }
 
   mark(number) {
@@ -126,12 +131,12 @@ export class Decisions {
     this.panel.replaceChildren();
   }
 
-  draw(one, leave) {
+  draw(one) {
     const title = node("h2", { id: "opened-title", tabindex: "-1" }, one.id);
     const shut = node("button", { type: "button" }, "Close");
-    shut.addEventListener("click", leave);
+    shut.addEventListener("click", () => this.leave());
     this.panel.replaceChildren(
-      node("div", { class: "head" }, title, node("label", {}, shut)),
+      node("div", { class: "head" }, title, shut),
       node("p", { class: "why" }, one.why),
       node("p", { class: "why" }, one.what_came),
       candidateTable(one),

@@ -21,6 +21,7 @@ const paths = new PathsOverTime();
 const charts = [scatter, paths];
 
 let heard = performance.now();
+let lost = false;
 let paused = false;
 let run = null;
 let levels = new Map();
@@ -28,6 +29,7 @@ let latest = null; // news that came while paused is taken in, and shown later
 
 function take(news) {
   heard = performance.now();
+  lost = false;
   if (news.run !== run) {
     run = news.run;
     decisions.begin(run);
@@ -52,7 +54,6 @@ function show() {
   fleetTable.show(fleet, canEdit);
   decisions.take(latest.decisions);
   latest.decisions = [];
-  if (!decisions.body.children.length) decisions.show();
   for (const chart of charts) chart.show();
   showArms(arms, fleet.experiment);
   announce(fleet);
@@ -69,7 +70,7 @@ function announce(fleet) {
 function stale() {
   const silent = performance.now() - heard;
   const banner = find("stale");
-  if (silent < OLD_MS) {
+  if (!lost && silent < OLD_MS) {
     banner.hidden = true;
     return;
   }
@@ -82,6 +83,8 @@ function follow() {
   const source = new EventSource("page/events");
   source.addEventListener("news", (event) => take(JSON.parse(event.data)));
   source.addEventListener("error", () => {
+    lost = true;
+    stale();
     if (source.readyState === EventSource.CLOSED) setTimeout(follow, 2000); // refused: it does not try again by itself
   });
 }

@@ -38,7 +38,9 @@ class Browser:
         async for message in self._socket:
             said = message.json()
             if "id" in said:
-                self._waiting.pop(said["id"]).set_result(said)
+                answer = self._waiting.pop(said["id"])
+                if not answer.done():  # who asked may have given up
+                    answer.set_result(said)
             elif said["method"] == "Page.loadEventFired":
                 self._loaded.set()
             elif said["method"] == "Runtime.exceptionThrown":
@@ -115,7 +117,7 @@ class Browser:
         tree = await self.call("Accessibility.getFullAXTree")
         wanted = {"button", "link", "textbox", "searchbox", "combobox", "image", "img", "region", "dialog", "heading"}
         return [
-            node["role"]["value"]
+            f"{node['role']['value']} {node['backendDOMNodeId']}"
             for node in tree["nodes"]
             if not node["ignored"]
             and node["role"]["value"] in wanted
