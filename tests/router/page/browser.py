@@ -73,10 +73,13 @@ class Browser:
 
     async def until(self, script: str) -> Any:
         """The value of an expression, once it is true; the limit only bounds a failure."""
-        return await self.ask(
-            f"new Promise((done) => {{ const look = () => {{ const value = {script};"
-            " if (value) done(value); else setTimeout(look, 20); }; look(); })"
-        )
+        try:
+            return await self.ask(
+                f"new Promise((done) => {{ const look = () => {{ const value = {script};"
+                " if (value) done(value); else setTimeout(look, 20); }; look(); })"
+            )
+        except TimeoutError:
+            raise AssertionError(f"never true: {script}") from None
 
     async def text(self, selector: str) -> str:
         """All text in there, seen or not."""
