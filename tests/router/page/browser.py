@@ -173,6 +173,7 @@ async def _page(session: aiohttp.ClientSession, port: int) -> AsyncIterator[Brow
         listening = asyncio.create_task(browser.listen())
         for domain in ("Page", "Runtime", "Log", "Accessibility"):
             await browser.call(f"{domain}.enable")
+        await browser.call("Emulation.setScrollbarsHidden", hidden=True)  # pictures are of the page alone
         yield browser
         await socket.close()
         await listening

@@ -100,7 +100,7 @@ async def test_a_person_clicks_through_the_page_while_the_demos_traffic_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path, monkeypatch) as router, a_browser() as browser:
-        await browser.size(1280, 1000)
+        await browser.size(1100, 760)
         await browser.prefer("light")
         await browser.open(router.admin)
         await browser.until("summary.textContent.startsWith('All 4 replicas up')")
@@ -138,6 +138,7 @@ async def opens_one(browser: Browser) -> None:
 
 
 async def sees_the_arms(browser: Browser) -> None:
+    assert "experiment end or beginning" in await browser.text("#summary")
     assert "Experiment end or beginning" in await browser.text("#arms-words")
     await browser.until(
         "[...document.querySelectorAll('#arms-head th')].map((one) => one.textContent).join() === 'e2e,ttft'"
