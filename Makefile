@@ -9,8 +9,8 @@ READY := $(VENV)/.ready
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo: $(READY)  ## real traffic through the router to four simulated replicas, three rules compared
-	@$(BIN)/tfirst demo
+demo: $(READY)  ## real traffic through the router to four simulated replicas, three rules compared; KEEP=1 goes on serving
+	@$(BIN)/tfirst demo $(if $(KEEP),--keep)
 
 test: $(READY)  ## run all tests
 	$(BIN)/python -m pytest
