@@ -11,8 +11,8 @@ Warm-up   one request through each router; caches begin empty for all, and filli
 Pass      every router that is there answers every request; exit status 1 when ours does not. Peers are not judged
 
 Engines and clients are on one core, the routers on the other (`--core`). Each router has the rule that its pages
-recommend for shared prompts. Ours runs twice: with the fleet file (cards, links, cache events), and with nothing but
-addresses, which is all that the peers are given.
+recommend for shared prompts. Ours runs twice: with the fleet file (cards, links, cache events) and the engines'
+`/tokenize`, and with nothing but addresses, which is all that the peers are given.
 
     python -m loadtest.peers --peers-venv peers         # installs what can be had of them into ./peers first
 """
@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import os
 import resource
+import signal
 import sys
 import tempfile
 import urllib.error
@@ -232,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.peers_venv is not None and not args.installed:
         install_peers(args.peers_venv)
         install_litellm(args.peers_venv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # on the way out every process it started is ended
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {args.core} or {args.core})

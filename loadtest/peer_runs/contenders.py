@@ -25,8 +25,9 @@ WITH_FLEET, BY_URLS = "tfirst e2e", "tfirst e2e, URLs only"
 
 
 def contenders(fleet: Path | None) -> list[Proxy]:
-    """All, ours first: with the fleet file where there is one, and knowing nothing but addresses."""
-    with_fleet = [] if fleet is None else [Proxy(WITH_FLEET, OURS, decides=True, config={"fleet": str(fleet)})]
+    """All, ours first: with the fleet file where there is one and the engines' own tokens, and by addresses alone."""
+    knowing = {"fleet": str(fleet), "prompts": {"source": "tokenize"}}
+    with_fleet = [] if fleet is None else [Proxy(WITH_FLEET, OURS, decides=True, config=knowing)]
     return [
         *with_fleet,
         Proxy(BY_URLS, OURS, decides=True),

@@ -127,6 +127,20 @@ async def test_users_of_a_closed_loop_ask_again_and_carry_their_history(name: st
 
 @needs_locust
 @pytest.mark.slow
+async def test_samples_of_all_workers_come_together_and_their_users_differ(tmp_path: Path) -> None:
+    result = tmp_path / "run.json"
+    options = ["--headless", "--processes", "2", "-u", "8", "-r", "8", "-t", "4", "--result", str(result), *SHORT]
+    async with a_server() as server:
+        status, _, err = await locust("chat", server.url, *options)
+    assert status == 0, err
+    run = msgspec.json.decode(result.read_bytes(), type=Run)
+    assert len(run.samples) == len(server.bodies) >= 8
+    questions = [body["messages"][-1]["content"] for body in server.bodies]
+    assert len(set(questions)) == len(questions)
+
+
+@needs_locust
+@pytest.mark.slow
 async def test_one_seed_sends_the_same_requests_again() -> None:
     sent = []
     for _ in range(2):
