@@ -344,6 +344,7 @@ class Gateway:
             self._core.dispatcher,
             took=self._metrics.decision.observe,
             answered=self._prompts.answered,
+            placed=self._live.placed,
             ranks=self._ranks,
             asks_load=config.load.from_answers,
             fields=self._outbound.fields,

@@ -108,6 +108,7 @@ async def test_a_person_clicks_through_the_page_while_the_demos_traffic_runs(
         await browser.until("summary.textContent.startsWith('All 4 replicas up')")
         await browser.until("!replicas.textContent.includes('never connected')")
         playing = asyncio.create_task(router.play())
+        await browser.until("list.textContent.includes('under way')")
         await browser.until(f"document.querySelectorAll('#list tr').length >= {LISTED}")
         await browser.until("!summary.textContent.includes(' 0 in flight')")
         await keep_picture(browser, "page.png")
@@ -115,6 +116,7 @@ async def test_a_person_clicks_through_the_page_while_the_demos_traffic_runs(
         assert not [sample.error for sample in await playing if sample.error]
         await browser.until(f"document.getElementById('paths-words').textContent.startsWith('{REQUESTS} requests')")
         assert f"Last {REQUESTS} requests: half are within" in await browser.text("#scatter-words")
+        await browser.until("!list.textContent.includes('under way')")
         await sees_the_arms(browser)
         await drains_one(browser)
         await router.crash("h20-1")
