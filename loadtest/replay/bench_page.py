@@ -62,7 +62,7 @@ def costs(replicas: int) -> Costs:
     page = Page(live, lambda: fleet, can_edit=True, clock=lambda: float(next(clock)))
 
     def news() -> bytes:
-        return msgspec.json.encode(page._news(live.ended_total - RATE))
+        return msgspec.json.encode(page._news(live.changes - RATE))
 
     return Costs(keep_s, fastest(news, calls=20), len(news()))
 

@@ -80,7 +80,16 @@ class Recorder:
         self.samples.clear()
         self.users.clear()
         self.began_s = perf_counter()
+        if not (self.environment.host or "").startswith(("http://", "https://")):
+            raise AnswerFailed("say where to send requests: --host http://HOST:PORT")
         self.model = self.options.model or served_model(self.client(), self.environment.host or "")
+
+    def give_up(self, reason: str) -> None:
+        """End a run that cannot be made; status 2."""
+        print(f"{self.scenario.name}: {reason}", file=sys.stderr)
+        self.model = ""
+        self.environment.process_exit_code = 2
+        end_of_run(self.environment)
 
     def client(self) -> HTTPClient:
         """Connections of its own to the target."""
@@ -155,9 +164,7 @@ def _listen(recorder: Recorder) -> None:
         try:
             recorder.begin()
         except AnswerFailed as exc:
-            print(f"{recorder.scenario.name}: {exc}", file=sys.stderr)
-            recorder.environment.process_exit_code = 2
-            end_of_run(recorder.environment)
+            recorder.give_up(str(exc))
 
     def end(environment: Environment, **_: Any) -> None:
         recorder.length_s = perf_counter() - recorder.began_s
@@ -394,7 +401,7 @@ class OpenLoop(AskingUser):
 
         Raises
         ------
-        StopUser : always, after the last answer.
+        StopUser : always, after the last answer, or when there is nothing that could be sent.
         """
         began_s, sending = perf_counter(), Group()
         try:
@@ -403,9 +410,11 @@ class OpenLoop(AskingUser):
             ):
                 sending.spawn(self.ask, messages, max_tokens=max_tokens, due_s=began_s + at_s)
             sending.join()
+            end_of_run(self.environment)
+        except (OSError, ValueError) as exc:  # a trace that cannot be read, a rate that is none
+            self._recorder.give_up(str(exc))
         finally:
             sending.kill()
-        end_of_run(self.environment)
         raise StopUser
 
     def _jobs_in_time(self, began_s: float) -> Iterator[Job]:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from loadtest.peer_runs.tables import Measured
-from loadtest.peers import main
+from loadtest.peers import parser_of, run
 
 
 @pytest.mark.slow
@@ -13,7 +13,7 @@ def test_a_short_run_fills_every_row_for_ours_and_names_the_peers_that_are_not_t
 ) -> None:
     out = tmp_path / "figures.json"
     options = ["--requests", "4", "--speed", "40", "--seconds", "0.2", "--relay-rounds", "1", "--core", "0"]
-    assert main([*options, "--only", "tfirst", "smg", "--out", str(out)]) == 0
+    assert run(parser_of().parse_args([*options, "--only", "tfirst", "smg", "--out", str(out)])) == 0
     printed = capsys.readouterr().out
     for peer in ("sglang-router", "vllm-router", "litellm", "production-stack", "nginx"):
         assert f"not there: {peer}" in printed

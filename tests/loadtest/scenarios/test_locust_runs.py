@@ -111,6 +111,22 @@ async def test_a_target_that_names_no_model_ends_the_run_with_a_sentence() -> No
 
 @needs_locust
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("host", "options", "said"),
+    [
+        ("127.0.0.1:9", ["--model", "m"], "--host http://HOST:PORT"),
+        ("http://127.0.0.1:9", ["--model", "m", "--trace", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+async def test_a_run_that_cannot_be_made_ends_with_a_sentence(host: str, options: list[str], said: str) -> None:
+    status, out, err = await locust("replay_trace", host, "--headless", *options)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+@needs_locust
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mix", "chat", "rag", "agents", "tenants"])
 async def test_users_of_a_closed_loop_ask_again_and_carry_their_history(name: str, tmp_path: Path) -> None:
     result = tmp_path / "run.json"
