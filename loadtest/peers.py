@@ -38,7 +38,7 @@ import uvloop
 from loadtest.bench_proxy import per_piece, per_request, stubs
 from loadtest.demo.processes import DemoError, get_text, wait_for
 from loadtest.demo.processes import started as tfirst_started
-from loadtest.demo.report import tokens_of
+from loadtest.demo.report import Tokens, tokens_of
 from loadtest.peer_runs.contenders import contenders, version_of
 from loadtest.peer_runs.load import play
 from loadtest.peer_runs.tables import Measured, Relayed, Served, comparison, markdown
@@ -112,13 +112,13 @@ def serve(at: int, load: Load, setting: Setting) -> Served:
             tokens = tokens_of([get_text(f"{url}/metrics") for url in urls])
             return served(
                 samples,
-                reused_share=tokens.reused_share,
+                tokens=tokens,
                 cpu_s=busy_s(family) - began_s,
                 memory_mib=resident_mib(family),
             )
 
 
-def served(samples: Sequence[Sample], *, reused_share: float, cpu_s: float, memory_mib: float) -> Served:
+def served(samples: Sequence[Sample], *, tokens: Tokens, cpu_s: float, memory_mib: float) -> Served:
     """What a round says."""
     told = figures(samples, span_s=1.0)
     return Served(
@@ -127,7 +127,8 @@ def served(samples: Sequence[Sample], *, reused_share: float, cpu_s: float, memo
         first_token_p99_s=told.first_token_s[2],
         end_mean_s=told.end_s[0],
         end_p99_s=told.end_s[2],
-        reused_share=reused_share,
+        reused_share=tokens.reused_share,
+        own_share=tokens.own_share,
         errors=told.errors,
         cpu_s_per_1000=1e3 * cpu_s / len(samples),
         resident_mib=memory_mib,
@@ -182,7 +183,7 @@ def _behind_the_fleet(measured: Sequence[Measured], load: Load, setting: Setting
 
 
 def told(one: Served) -> str:
-    return f"first token {one.first_token_mean_s:.3f} s, reused {one.reused_share:.1%}, {one.errors} errors"
+    return f"first token {one.first_token_mean_s:.3f} s, reused {one.reused_share:.1%} (own {one.own_share:.1%}), {one.errors} errors"
 
 
 def _before_stubs(measured: Sequence[Measured], setting: Setting, args: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     end_mean_s: float
     end_p99_s: float
     reused_share: float
+    own_share: float  # of the reused tokens, from the replica's own memory and not from the store
     errors: int
     cpu_s_per_1000: float
     resident_mib: float
@@ -57,6 +58,7 @@ ROWS = (
     "end to end, mean",
     "  p99",
     "prompt tokens not computed",
+    "  of those from own memory",
     "errors",
     "CPU, 1,000 of these requests",
     "memory after them",
@@ -77,6 +79,7 @@ def cells(measured: Measured) -> list[str]:
         seconds(middle([one.end_mean_s for one in served])),
         seconds(middle([one.end_p99_s for one in served])),
         percent(middle([one.reused_share for one in served])),
+        percent(middle([one.own_share for one in served])),
         str(sum(one.errors for one in served)) if served else "-",
         seconds(middle([one.cpu_s_per_1000 for one in served])),
         _mib(middle([one.resident_mib for one in served])),

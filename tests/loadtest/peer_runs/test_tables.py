@@ -1,5 +1,6 @@
 from typing import Any
 
+from loadtest.demo.report import Tokens
 from loadtest.peer_runs.tables import ROWS, Measured, Relayed, Served, cells, comparison, markdown
 from loadtest.peers import served
 from loadtest.scenarios.goodput import Sample
@@ -13,6 +14,7 @@ def a_round(**fields: Any) -> Served:
         "end_mean_s": 3.0,
         "end_p99_s": 9.0,
         "reused_share": 0.5,
+        "own_share": 0.25,
         "errors": 0,
         "cpu_s_per_1000": 4.0,
         "resident_mib": 90.0,
@@ -61,5 +63,6 @@ def test_a_round_counts_errors_and_takes_times_of_the_others() -> None:
         Sample(name="trace", at_s=0.0, first_token_s=0.2, end_s=1.0),
         Sample(name="trace", at_s=0.0, first_token_s=9.0, end_s=9.0, error="cut"),
     ]
-    told = served(samples, reused_share=0.5, cpu_s=1.0, memory_mib=80.0)
+    told = served(samples, tokens=Tokens(prompt=100.0, own_memory=30.0, store=20.0), cpu_s=1.0, memory_mib=80.0)
+    assert (told.reused_share, told.own_share) == (0.5, 0.6)
     assert (told.errors, told.first_error, told.first_token_mean_s, told.cpu_s_per_1000) == (1, "cut", 0.2, 500.0)
