@@ -1,8 +1,9 @@
 """What the page costs the loop: of every request that ends, and of every second somebody watches.
 
-Question  how long does it take on the loop to keep a request that ended for the page, and to make one piece of news for
-          those who watch?
-Method    one decision of the router's own dispatcher, kept again and again as at 100 requests per second; then the news
+Question  how long does it take on the loop to keep a request for the page, when it is placed and when it has ended, and
+          to make one piece of news for those who watch?
+Method    one decision of the router's own dispatcher, kept again and again as at 100 requests per second, of which some
+          are kept whole; then the news
           a watcher gets in a second in which so many ended, of a fleet as /fleet shows it. Fastest of several rounds,
           garbage collection off. Making /fleet itself is not in it
 Pass      3 microseconds a request; 15 ms of a second that somebody watches (1.5 % of the loop)
@@ -24,6 +25,7 @@ import msgspec
 
 from loadtest.replay.bench_receipts import a_decision, fastest
 from router.page import Live, Page
+from router.placing import Placement
 
 KEEP_LIMIT_S, NEWS_LIMIT_S = 3e-6, 15e-3
 WORDS = (
@@ -49,10 +51,14 @@ def costs(replicas: int) -> Costs:
     receipts = [
         msgspec.structs.replace(decision.receipt, arrived_at=1000.0 + index / RATE) for index in range(100 * RATE)
     ]
-    live, turns = Live(), count()
+    live, turns, placement = Live(), count(), decision.sent.placement
+    assert isinstance(placement, Placement)
 
     def keep() -> None:
-        live.ended(receipts[next(turns) % len(receipts)], decision.notes)
+        receipt = receipts[next(turns) % len(receipts)]
+        placement.receipt = receipt
+        live.placed(decision.sent)
+        live.ended(receipt, decision.notes)
 
     keep_s = fastest(keep)
     for receipt in receipts:
