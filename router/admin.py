@@ -1,5 +1,5 @@
-"""The admin port: metrics, probes and the fleet as JSON, and two ways in, behind the key: cache events, and which
-replicas there are.
+"""The admin port: metrics, probes, the fleet as JSON and as a page, and two ways in, behind the key: cache events, and
+which replicas there are.
 
 Whoever may use them can steer traffic, so without a key configured nobody may.
 """
@@ -31,6 +31,7 @@ class AdminPort:
     fleet : what /fleet shows, as plain values
     pushed : body and content type of a POST /events -> HTTP status and what to answer
     edited : the call and decoded JSON of a POST /replicas/{call} -> HTTP status and what to answer
+    page : adds routes for whoever looks at it with a browser
     key : what `authorization: Bearer ...` must say to post; None: nobody may
     """
 
@@ -42,6 +43,7 @@ class AdminPort:
         fleet: Callable[[], dict[str, Any]],
         pushed: Callable[[bytes, str], Awaitable[tuple[int, dict[str, Any]]]] | None = None,
         edited: Callable[[str, Any], tuple[int, dict[str, Any]]] | None = None,
+        page: Callable[[web.Application], None] | None = None,
         key: str | None = None,
     ) -> None:
         self._edited = edited
@@ -59,6 +61,8 @@ class AdminPort:
             app.router.add_post("/events", self._take_events)
         if edited is not None:
             app.router.add_post("/replicas/{call}", self._edit_replicas)
+        if page is not None:
+            page(app)
         self._runner = web.AppRunner(app, access_log=None, logger=_server_log, shutdown_timeout=1.0)
         self._site: web.TCPSite | None = None
 

@@ -90,7 +90,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     events, replay : addresses of its event publisher and of that one's replay
     api_key_env : environment variable with the key it wants; None: as the whole fleet
     told : how it is told where a prompt's state is; None: as the whole fleet
-    model, role, ranks, start_s, slow : read by the simulator; passed over here
+    model, role, ranks, start_s, slow : read by the simulator; passed over here, but for the role, which is shown
     """
 
     name: str

@@ -40,6 +40,7 @@ from router.keys_file import KeysFile
 from router.metrics import Metrics
 from router.model_list import merged
 from router.outbound import Outbound, key_in
+from router.page import Live, Page
 from router.prompts.production import Prompts
 from router.readiness import Readiness
 from router.receipts import Receipt, ReceiptWriter
@@ -66,6 +67,7 @@ class Gateway:
         self._fleet: Fleet  # its replicas come and go: one for each row of the core, nobody's among them
         self._configured = fleet
         self._metrics = Metrics()
+        self._live = Live()
         self._writer: ReceiptWriter | None = None
         self._telling: Telling
         self._experiments: Experiments | None = None  # once there are replicas to choose from
@@ -174,7 +176,7 @@ class Gateway:
             self._config,
             self._fleet,
             on_receipt=self._finished,
-            keep=None if self._writer is None else self._keep,
+            keep=self._keep,
             epoch_s=time.time() - self._clock(),
             block_tokens=block_tokens,
             answers=self._beside.answers,
@@ -340,13 +342,15 @@ class Gateway:
             tenants=self._config.admission.shares,
             directions=self._telling.directions,
         )
+        key = admin_key(self._config)
         self._admin = AdminPort(
             not_ready=self._not_ready,
             metrics_text=views.metrics_text,
             fleet=views.fleet,
             pushed=self._sources.pushed,
             edited=self._discovery.edited,
-            key=admin_key(self._config),
+            page=Page(self._live, views.fleet, can_edit=key is not None).add_to,
+            key=key,
         )
         self._closers.append(self._admin.stop)
         await self._admin.start(self._config.admin_host, self._config.admin_port)
@@ -357,6 +361,7 @@ class Gateway:
             self._core.dispatcher,
             took=self._metrics.decision.observe,
             answered=self._prompts.answered,
+            placed=self._live.placed,
             ranks=self._ranks,
             asks_load=config.load.from_answers,
             fields=self._outbound.fields,
@@ -472,8 +477,10 @@ class Gateway:
             self._sources.served(receipt.choice.replica)
 
     def _keep(self, receipt: Receipt, request: RequestFacts | None, detail: Detail | None) -> None:
-        """Write a receipt down; what there is of its decision is worked out by the writer's thread."""
-        assert self._writer is not None, "asked for because there is one"
+        """Keep a receipt for the page, and write it down; what there is of its decision is worked out by others."""
+        self._live.ended(receipt, detail)
+        if self._writer is None:
+            return
         if request is None:
             self._writer.write(receipt)
             return

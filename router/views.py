@@ -135,6 +135,7 @@ class Views:
                 "name": replica.name,
                 "url": replica.url,
                 "card": replica.card,
+                "role": replica.role,
                 "up": dispatcher.is_up(row),
                 "drained": dispatcher.is_drained(row),
                 "health": _health(dispatcher.health(row), now_s),
