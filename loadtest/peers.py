@@ -183,7 +183,8 @@ def _behind_the_fleet(measured: Sequence[Measured], load: Load, setting: Setting
 
 
 def told(one: Served) -> str:
-    return f"first token {one.first_token_mean_s:.3f} s, reused {one.reused_share:.1%} (own {one.own_share:.1%}), {one.errors} errors"
+    reused = f"reused {one.reused_share:.1%} (own {one.own_share:.1%})"
+    return f"first token {one.first_token_mean_s:.3f} s, {reused}, {one.errors} errors"
 
 
 def _before_stubs(measured: Sequence[Measured], setting: Setting, args: argparse.Namespace) -> None:

@@ -82,15 +82,15 @@ class Setting:
     """Where everything is.
 
     folder : for logs and configurations; core : of the proxies
-    publishers : where each replica's cache events come from; model : what replicas serve
+    model : what replicas serve; publishers : where each replica's cache events come from
     """
 
     folder: Path
     replicas: Sequence[int]
     peers_venv: Path | None
     core: int
-    publishers: Sequence[int] = ()
     model: str = "m"
+    publishers: Sequence[int] = ()
 
 
 def free_port() -> int:
