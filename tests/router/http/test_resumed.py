@@ -216,6 +216,17 @@ async def test_each_attempt_is_reported_with_what_its_own_replica_said() -> None
 
 
 @on_uvloop
+async def test_a_token_made_again_for_the_usage_alone_is_none_of_the_answer() -> None:
+    body = a_body(max_tokens=3)
+    whole = engine.stream(body, name="r0")
+    async with served(Engine([whole.index(b'"choices":[]')])) as (_, port, decisions):
+        assert told(await stream_of(port, body)) == told(whole)
+    (ended,), (request,) = decisions.of("finished"), decisions.of("broke")
+    assert isinstance(request, RequestFacts)
+    assert (ended.output_tokens, request.sent_tokens, request.max_tokens) == (0, 3, 1)
+
+
+@on_uvloop
 async def test_what_is_lacking_is_only_the_end_and_nobody_is_asked() -> None:
     body = a_body(max_tokens=2)
     whole = engine.stream(body, name="r0")
