@@ -32,7 +32,11 @@ _SPARE_SOCKETS = 8  # connections for probes and events, which come and go
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is played. before_patterns : repetitions of the pattern before each failure"""
+    """How much is played, and what of.
+
+    before_patterns : repetitions of the pattern before each failure
+    resume : the router has to go on with streams that break; prompts are text then
+    """
 
     rate_rps: float = 7.0
     pattern_s: float = 2.5
@@ -41,6 +45,7 @@ class Sizes:
     speed: float = 1.0
     replicas: int | None = None
     recover_within_s: float = RECOVER_WITHIN_S
+    resume: bool = False
 
 
 @dataclass(slots=True)
@@ -72,7 +77,7 @@ async def run(
     ------
     NotRunning : a process does not start or end, so that nothing can be said.
     """
-    async with stage(folder, seed=seed, speed=sizes.speed, replicas=sizes.replicas) as made:
+    async with stage(folder, seed=seed, speed=sizes.speed, replicas=sizes.replicas, resume=sizes.resume) as made:
         return await Run(made, seed=seed, sizes=sizes).play(phases, on_end)
 
 
@@ -114,7 +119,14 @@ class Run:
         return results
 
     def _load(self, name: str) -> Load:
-        return Load(self._stage.session, self._stage.traffic, self._stage.model, self._pattern, name=name)
+        return Load(
+            self._stage.session,
+            self._stage.traffic,
+            self._stage.model,
+            self._pattern,
+            name=name,
+            as_text=self._sizes.resume,
+        )
 
     async def _phase(self, phase: Phase) -> Result:
         before = await self._stage.fleet()
@@ -126,7 +138,7 @@ class Run:
             await self._until_recovered(load, first_s, moments.well_s)
         finally:
             self._next = await load.end()
-        wrong = unexpected(load.answers, phase.may)
+        wrong = unexpected(load.answers, phase.allowed(resume=self._sizes.resume))
         wrong += await self._left_over(None if phase.sign is None or phase.sign_lasts else (phase, before))
         wrong += disagreements(load.answers, self._new_receipts(), killed=phase.kills_router)
         if phase.sign is not None and moments.shown_s is None:
