@@ -138,6 +138,7 @@ class ResumedExchange(Exchange):
 
     def response_started(self, response: ResponseHead) -> None:
         if self._rest is None:
+            self._stream = None  # of an attempt that came to nothing
             super().response_started(response)
             return
         attempt = self._attempt

@@ -297,6 +297,26 @@ async def test_a_first_answer_that_dies_before_its_first_byte_is_replaced_as_eve
     assert decisions.kinds == ["arrived", "failed", "first_token", "finished"]
 
 
+@pytest.mark.parametrize(
+    "second",
+    [answer(b'{"no":1}', b"400 No"), answer(b"busy", b"503 Busy"), answer()],
+    ids=["refuses", "is busy", "is whole"],
+)
+@on_uvloop
+async def test_an_answer_that_is_no_stream_is_none_whatever_an_attempt_before_it_began(second: bytes) -> None:
+    turns = iter([says_and_closes(STREAM_HEAD)])
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        await next(turns, says(second))(received, writer)
+
+    async with served(script) as (_, port, decisions), a_client(port) as client:
+        del decisions.on_failure[1:]
+        got = await client.ask(post(a_body()))
+    assert second.endswith(got.body)
+    assert decisions.kinds[-1] == "finished"
+    assert decisions.of("broke") == []
+
+
 # -- what cannot go on
 
 
