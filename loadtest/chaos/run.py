@@ -135,7 +135,7 @@ class Run:
         try:
             moments = await self._fail(phase, before)
             first_s = mean_first_s([a for a in load.answers if a.at_s < moments.broken_s])
-            await self._until_recovered(load, first_s, moments.well_s)
+            back = await self._until_recovered(load, first_s, moments.well_s)
         finally:
             self._next = await load.end()
         wrong = unexpected(load.answers, phase.allowed(resume=self._sizes.resume))
@@ -143,12 +143,18 @@ class Run:
         wrong += disagreements(load.answers, self._new_receipts(), killed=phase.kills_router)
         if phase.sign is not None and moments.shown_s is None:
             wrong.append("/fleet did not show it")
-        return self._result(phase, load.answers, moments, first_s, wrong)
+        return self._result(phase, load.answers, moments, (first_s, *back), wrong)
 
     def _result(
-        self, phase: Phase, answers: list[Answer], moments: Moments, before_s: float, wrong: list[str]
+        self,
+        phase: Phase,
+        answers: list[Answer],
+        moments: Moments,
+        times_s: tuple[float, float | None, float],
+        wrong: list[str],
     ) -> Result:
-        recovered_s, after_s = self._recovery(answers, before_s, moments.well_s)
+        """times_s : mean first token before; how long until it was so again; and what it was then"""
+        before_s, recovered_s, after_s = times_s
         slow = None
         if recovered_s is None or recovered_s > self._sizes.recover_within_s:
             within = f"within {TOLERANCE:.0%} of before within {self._sizes.recover_within_s:g} s"
@@ -193,17 +199,15 @@ class Run:
                     moments.shown_s = asyncio.get_running_loop().time()
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _until_recovered(self, load: Load, before_s: float, well_s: float) -> None:
-        """Let traffic go on until first tokens are as before, or the time for that is over."""
+    async def _until_recovered(self, load: Load, before_s: float, well_s: float) -> tuple[float | None, float]:
+        """Let traffic go on until first tokens are as before, or the time for that is over; see `recovery`."""
         loop = asyncio.get_running_loop()
         until_s = well_s + self._sizes.recover_within_s + self._pattern.length_s
-        while loop.time() < until_s:
+        while True:
             await asyncio.sleep(2 * _LOOK_EVERY_S)
-            if self._recovery(load.answers, before_s, well_s)[0] is not None:
-                return
-
-    def _recovery(self, answers: Sequence[Answer], before_s: float, well_s: float) -> tuple[float | None, float]:
-        return recovery(answers, before_s=before_s, well_at_s=well_s, window=self._pattern.count)
+            back = recovery(load.answers, before_s=before_s, well_at_s=well_s, window=self._pattern.count)
+            if back[0] is not None or loop.time() >= until_s:
+                return back
 
     async def _left_over(self, gone: tuple[Phase, Shown] | None = None) -> list[str]:
         """What the router has not let go of some time after all traffic has ended.
