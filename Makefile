@@ -16,7 +16,7 @@ chaos: $(READY)  ## replicas and router under load while they fail: make chaos A
 	@$(BIN)/python -m loadtest.chaos $(ARGS)
 
 test: $(READY)  ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     names = [phase.name for phase in PHASES]
     made.add_argument("--phase", action="append", choices=names, metavar="NAME", help=f"only this: {', '.join(names)}")
     made.add_argument("--seed", type=int, default=0, help="of traffic, engines and router (default 0)")
+    made.add_argument("--resume", action="store_true", help="have the router go on with streams: then none may be cut")
     made.add_argument("--json", action="store_true", help="print everything as JSON instead of the table")
     made.add_argument("--keep-files", type=Path, metavar="DIR", help="keep logs, receipts and files in DIR")
     return made
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = args.keep_files or Path(scratch)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            results = uvloop.run(run(phases, folder, seed=args.seed, sizes=Sizes(), on_end=on_end))
+            results = uvloop.run(run(phases, folder, seed=args.seed, sizes=Sizes(resume=args.resume), on_end=on_end))
         except (NotRunning, OSError) as exc:
             print(f"chaos: {exc}", file=sys.stderr)
             return 2

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 from loadtest.client import DONE, body_of, usage_in
-from loadtest.traffic import TOKENS_PER_ID, TrafficRow
+from loadtest.traffic import TOKENS_PER_ID, TrafficRow, prompt_tokens
 
 ANSWER_LIMIT_S = 30.0  # longer than any limit of the router: who waits that long hangs
 PREFIXES = 8  # conversations' common beginnings, too many for luck and few enough to be cached again within seconds
@@ -86,15 +86,28 @@ class Pattern:
 
 
 class Load:
-    """Requests on their way. `answers` are in order of arrival; all have ended after `end`."""
+    """Requests on their way. `answers` are in order of arrival; all have ended after `end`.
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, pattern: Pattern, *, name: str) -> None:
+    name : what ids of requests begin with. as_text : prompts are text, so that their streams can go on elsewhere
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        model: str,
+        pattern: Pattern,
+        *,
+        name: str,
+        as_text: bool = False,
+    ) -> None:
         self.answers: list[Answer] = []
         self._session = session
         self._url = url
         self._model = model
         self._pattern = pattern
         self._name = name
+        self._body_of = text_body_of if as_text else body_of
         self._number = 0
         self._asking: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[None]] = set()
@@ -117,7 +130,7 @@ class Load:
         began_s = loop.time() - self._number // self._pattern.count * self._pattern.length_s
         while True:
             row = self._pattern.row(self._number)
-            body = body_of(row, self._model)
+            body = self._body_of(row, self._model)
             await asyncio.sleep(began_s + row.at_s - loop.time())
             answer = Answer(f"{self._name}-{self._number:05d}", loop.time())
             self._number += 1
@@ -152,6 +165,12 @@ class Load:
             return Outcome.OK
         answer.said = "the stream ended without usage and [DONE]"
         return Outcome.SHORT
+
+
+def text_body_of(row: TrafficRow, model: str) -> bytes:
+    """The same request with a text of as many tokens, for simulated engines: four characters each."""
+    text = "".join(f"{token % 10_000:04d}" for token in prompt_tokens(row))
+    return msgspec.json.encode({**msgspec.json.decode(body_of(row, model)), "prompt": text})
 
 
 def message_of(body: bytes) -> str:

@@ -30,6 +30,7 @@ class Phase:
         None: it cannot
     sign_lasts : it may still be shown when all is well again
     kills_router : receipts may be missing
+    others_live : somebody is there to go on with streams that break
     """
 
     name: str
@@ -41,6 +42,11 @@ class Phase:
     sign: Callable[[Shown, Shown, str], bool] | None = None
     sign_lasts: bool = False
     kills_router: bool = False
+    others_live: bool = True
+
+    def allowed(self, *, resume: bool) -> frozenset[Outcome]:
+        """`may`, less cut streams where they have to `resume` elsewhere."""
+        return self.may - {Outcome.CUT} if resume and self.others_live else self.may
 
 
 # What is done, to the replica that most streams flow from at that moment: it is `stage.target` until the next harm.
@@ -286,6 +292,7 @@ PHASES = (
         mend=start_all,
         may=frozenset({Outcome.CUT, Outcome.REFUSED}),
         sign=nobody_up,
+        others_live=False,
     ),
     Phase(
         name="stopping",
@@ -303,5 +310,6 @@ PHASES = (
         mend=start_router,
         may=frozenset({Outcome.CUT, Outcome.FAILED}),
         kills_router=True,
+        others_live=False,
     ),
 )

@@ -32,7 +32,11 @@ _SPARE_SOCKETS = 8  # connections for probes and events, which come and go
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is played. before_patterns : repetitions of the pattern before each failure"""
+    """How much is played, and what of.
+
+    before_patterns : repetitions of the pattern before each failure
+    resume : the router has to go on with streams that break; prompts are text then
+    """
 
     rate_rps: float = 7.0
     pattern_s: float = 2.5
@@ -41,6 +45,7 @@ class Sizes:
     speed: float = 1.0
     replicas: int | None = None
     recover_within_s: float = RECOVER_WITHIN_S
+    resume: bool = False
 
 
 @dataclass(slots=True)
@@ -72,7 +77,7 @@ async def run(
     ------
     NotRunning : a process does not start or end, so that nothing can be said.
     """
-    async with stage(folder, seed=seed, speed=sizes.speed, replicas=sizes.replicas) as made:
+    async with stage(folder, seed=seed, speed=sizes.speed, replicas=sizes.replicas, resume=sizes.resume) as made:
         return await Run(made, seed=seed, sizes=sizes).play(phases, on_end)
 
 
@@ -114,7 +119,14 @@ class Run:
         return results
 
     def _load(self, name: str) -> Load:
-        return Load(self._stage.session, self._stage.traffic, self._stage.model, self._pattern, name=name)
+        return Load(
+            self._stage.session,
+            self._stage.traffic,
+            self._stage.model,
+            self._pattern,
+            name=name,
+            as_text=self._sizes.resume,
+        )
 
     async def _phase(self, phase: Phase) -> Result:
         before = await self._stage.fleet()
@@ -123,20 +135,26 @@ class Run:
         try:
             moments = await self._fail(phase, before)
             first_s = mean_first_s([a for a in load.answers if a.at_s < moments.broken_s])
-            await self._until_recovered(load, first_s, moments.well_s)
+            back = await self._until_recovered(load, first_s, moments.well_s)
         finally:
             self._next = await load.end()
-        wrong = unexpected(load.answers, phase.may)
+        wrong = unexpected(load.answers, phase.allowed(resume=self._sizes.resume))
         wrong += await self._left_over(None if phase.sign is None or phase.sign_lasts else (phase, before))
         wrong += disagreements(load.answers, self._new_receipts(), killed=phase.kills_router)
         if phase.sign is not None and moments.shown_s is None:
             wrong.append("/fleet did not show it")
-        return self._result(phase, load.answers, moments, first_s, wrong)
+        return self._result(phase, load.answers, moments, (first_s, *back), wrong)
 
     def _result(
-        self, phase: Phase, answers: list[Answer], moments: Moments, before_s: float, wrong: list[str]
+        self,
+        phase: Phase,
+        answers: list[Answer],
+        moments: Moments,
+        times_s: tuple[float, float | None, float],
+        wrong: list[str],
     ) -> Result:
-        recovered_s, after_s = self._recovery(answers, before_s, moments.well_s)
+        """times_s : mean first token before; how long until it was so again; and what it was then"""
+        before_s, recovered_s, after_s = times_s
         slow = None
         if recovered_s is None or recovered_s > self._sizes.recover_within_s:
             within = f"within {TOLERANCE:.0%} of before within {self._sizes.recover_within_s:g} s"
@@ -181,17 +199,15 @@ class Run:
                     moments.shown_s = asyncio.get_running_loop().time()
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _until_recovered(self, load: Load, before_s: float, well_s: float) -> None:
-        """Let traffic go on until first tokens are as before, or the time for that is over."""
+    async def _until_recovered(self, load: Load, before_s: float, well_s: float) -> tuple[float | None, float]:
+        """Let traffic go on until first tokens are as before, or the time for that is over; see `recovery`."""
         loop = asyncio.get_running_loop()
         until_s = well_s + self._sizes.recover_within_s + self._pattern.length_s
-        while loop.time() < until_s:
+        while True:
             await asyncio.sleep(2 * _LOOK_EVERY_S)
-            if self._recovery(load.answers, before_s, well_s)[0] is not None:
-                return
-
-    def _recovery(self, answers: Sequence[Answer], before_s: float, well_s: float) -> tuple[float | None, float]:
-        return recovery(answers, before_s=before_s, well_at_s=well_s, window=self._pattern.count)
+            back = recovery(load.answers, before_s=before_s, well_at_s=well_s, window=self._pattern.count)
+            if back[0] is not None or loop.time() >= until_s:
+                return back
 
     async def _left_over(self, gone: tuple[Phase, Shown] | None = None) -> list[str]:
         """What the router has not let go of some time after all traffic has ended.

@@ -37,6 +37,7 @@ ROUTER: dict[str, Any] = {
         "slow_start_s": 2.0,
     },
     "time_outs": {"connect_s": 1.0, "response_head_s": 3.0, "first_byte_s": 3.0, "stall_s": 3.0, "pool_idle_s": 1.0},
+    "retries": {"burst": 40.0},  # a replica held still has as many requests by the time the first of them is given up
     "drain_s": 10.0,
 }
 
@@ -53,7 +54,14 @@ class Stage:
     """Made by `stage`, which starts and ends everything. `session` is for calls to the router and the replicas."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, folder: Path, *, seed: int, speed: float, replicas: int | None
+        self,
+        session: aiohttp.ClientSession,
+        folder: Path,
+        *,
+        seed: int,
+        speed: float,
+        replicas: int | None,
+        resume: bool,
     ) -> None:
         self.session = session
         self.target = ""  # name of the replica that was harmed last
@@ -81,6 +89,7 @@ class Stage:
             "port": self._traffic_port,
             "admin_port": admin_port,
             "seed": seed,
+            "resume": {"enabled": resume},
             "receipts": {"path": str(self._receipts)},
             "state": {"path": str(folder / "learned.json"), "every_s": 2.0},
         }
@@ -170,16 +179,18 @@ def with_addresses(row: dict[str, str], ports: list[int]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def stage(folder: Path, *, seed: int, speed: float, replicas: int | None = None) -> AsyncIterator[Stage]:
+async def stage(
+    folder: Path, *, seed: int, speed: float, replicas: int | None = None, resume: bool = False
+) -> AsyncIterator[Stage]:
     """A running fleet with a router that sees all of it; all of it is ended on the way out.
 
     folder : for logs, receipts, files; holds none of an earlier run. speed : of the cards. replicas : only the first
-    so many of the demo's; None: all of them
+    so many of the demo's; None: all of them. resume : the router goes on with streams that break
     """
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        made = Stage(session, folder, seed=seed, speed=speed, replicas=replicas)
+        made = Stage(session, folder, seed=seed, speed=speed, replicas=replicas, resume=resume)
         try:
             await asyncio.gather(*(made.start_replica(name) for name in made.replicas))
             await made.start_router()

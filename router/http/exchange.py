@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Hold, Refuse, Send
+from router.actions import Action, Cause, Ended, Hold, Refuse, Send
 from router.errors import ReplicaUnreachable
 from router.http.along import Along, along, cause_for_another, ended_as, show_head
 from router.http.contract import Endpoint, Read, Rewritten
@@ -263,8 +263,12 @@ class Exchange:
         self._outlet.end()
         sent = self._put_away()
         if sent is not None:
-            self._ask(self._shared.decider.finished, sent, ended_as(self._status, self._along))
+            self._ask(self._shared.decider.finished, sent, self._ended())
         self._end(closing=self._closing)
+
+    def _ended(self) -> Ended:
+        """What the decider is told of the complete answer."""
+        return ended_as(self._status, self._along)
 
     def response_switched(self, response: ResponseHead, rest: bytes) -> None:
         """Both connections are joined; to the decider the request stays open until one of them ends."""

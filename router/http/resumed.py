@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from estimators.request import RequestFacts
-from router.actions import Cause, Refuse, Send
+from router.actions import Cause, Ended, Refuse, Send
 from router.http.along import along, cause_for_another, show_head
 from router.http.contract import Read, Rewritten
 from router.http.exchange import Exchange
@@ -86,6 +86,12 @@ class ResumedExchange(Exchange):
         else:
             super().response_ended()
 
+    def _ended(self) -> Ended:
+        ended = super()._ended()
+        if self._stream is not None and self._stream.lacked_its_end:
+            ended.output_tokens, ended.events = 0, 0  # the token it was asked for is none of the answer's
+        return ended
+
     def _broke(self) -> None:
         stream = self._stream
         if stream is None:
@@ -132,6 +138,7 @@ class ResumedExchange(Exchange):
 
     def response_started(self, response: ResponseHead) -> None:
         if self._rest is None:
+            self._stream = None  # of an attempt that came to nothing
             super().response_started(response)
             return
         attempt = self._attempt

@@ -31,7 +31,7 @@ class Resuming:
 
     __slots__ = (
         *("_body", "_config", "_done", "_last", "_log", "_path", "_prompt_tokens", "_splitter", "_stitcher"),
-        *("_swallower", "_why_not"),
+        *("_swallower", "_why_not", "lacked_its_end"),
     )
 
     def __init__(self, config: ResumeConfig, path: str, body: bytes, *, prompt_tokens: int | None) -> None:
@@ -52,6 +52,7 @@ class Resuming:
         self._stitcher: Stitcher | None = None
         self._splitter: EventSplitter | None = EventSplitter()  # of what passes the log in pieces
         self._done = False  # the end marker passed, seen outside the log
+        self.lacked_its_end = False  # the further replica was asked for no text
         self._last: bytes | None = None  # what the client gets at the end, in place of a half event
 
     @property
@@ -108,6 +109,7 @@ class Resuming:
     def goes_on(self, rest: Rest) -> None:
         """Another replica begins to answer: what is fed from now on is its."""
         assert self._log is not None, "there is a rest"
+        self.lacked_its_end = rest is not Rest.TEXT
         self._stitcher = Stitcher(self._log, rest, prompt_tokens=self._prompt_tokens)
 
     def complete(self, rest: Rest) -> None:

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 import pytest
 
 from loadtest.chaos import load
-from loadtest.chaos.load import PREFIX_IDS, PREFIXES, Load, Outcome, Pattern, message_of
-from loadtest.traffic import prompt_tokens
+from loadtest.chaos.load import PREFIX_IDS, PREFIXES, Load, Outcome, Pattern, message_of, text_body_of
+from loadtest.traffic import TOKENS_PER_ID, prompt_tokens
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 TOKEN = b'data: {"choices":[{"text":"a"}]}\n\n'
@@ -131,6 +132,15 @@ def test_a_prompt_is_as_long_as_its_row_says() -> None:
     for number in range(10):
         row = a_pattern().row(number)
         assert len(prompt_tokens(row)) == row.input_length
+
+
+def test_a_prompt_as_text_has_four_bytes_a_token_and_shares_what_the_tokens_share() -> None:
+    pattern = a_pattern()
+    texts = [msgspec.json.decode(text_body_of(pattern.row(number), "m"))["prompt"] for number in (0, pattern.count)]
+    assert [len(text) for text in texts] == [4 * pattern.row(0).input_length] * 2
+    shared = 4 * PREFIX_IDS * TOKENS_PER_ID
+    assert texts[0][:shared] == texts[1][:shared]
+    assert texts[0][shared:] != texts[1][shared:]
 
 
 def test_what_an_error_says_is_one_line() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.chaos.load import Outcome
 from loadtest.chaos.phases import PHASES
 from loadtest.chaos.run import Result, Sizes, all_seen, bookings_left, run
 
@@ -75,3 +76,9 @@ def test_phases_have_names_of_their_own_and_no_failure_may_leave_requests_hangin
     assert len(BY_NAME) == len(PHASES)
     for phase in PHASES:
         assert not {"hung", "short", "ok"} & {outcome.value for outcome in phase.may}, phase.name
+
+
+def test_where_streams_have_to_go_on_only_failures_that_leave_nobody_may_cut_them() -> None:
+    may_cut = {phase.name for phase in PHASES if Outcome.CUT in phase.allowed(resume=False)}
+    assert may_cut == {"killed", "stopped", "emptied", "outage", "lost"}
+    assert {phase.name for phase in PHASES if Outcome.CUT in phase.allowed(resume=True)} == {"outage", "lost"}

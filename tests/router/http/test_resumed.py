@@ -216,6 +216,17 @@ async def test_each_attempt_is_reported_with_what_its_own_replica_said() -> None
 
 
 @on_uvloop
+async def test_a_token_made_again_for_the_usage_alone_is_none_of_the_answer() -> None:
+    body = a_body(max_tokens=3)
+    whole = engine.stream(body, name="r0")
+    async with served(Engine([whole.index(b'"choices":[]')])) as (_, port, decisions):
+        assert told(await stream_of(port, body)) == told(whole)
+    (ended,), (request,) = decisions.of("finished"), decisions.of("broke")
+    assert isinstance(request, RequestFacts)
+    assert (ended.output_tokens, request.sent_tokens, request.max_tokens) == (0, 3, 1)
+
+
+@on_uvloop
 async def test_what_is_lacking_is_only_the_end_and_nobody_is_asked() -> None:
     body = a_body(max_tokens=2)
     whole = engine.stream(body, name="r0")
@@ -284,6 +295,26 @@ async def test_a_first_answer_that_dies_before_its_first_byte_is_replaced_as_eve
     async with served(Engine([0])) as (_, port, decisions):
         assert await stream_of(port, body) == engine.stream(body, name="r1", cached=1)
     assert decisions.kinds == ["arrived", "failed", "first_token", "finished"]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [answer(b'{"no":1}', b"400 No"), answer(b"busy", b"503 Busy"), answer()],
+    ids=["refuses", "is busy", "is whole"],
+)
+@on_uvloop
+async def test_an_answer_that_is_no_stream_is_none_whatever_an_attempt_before_it_began(second: bytes) -> None:
+    turns = iter([says_and_closes(STREAM_HEAD)])
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        await next(turns, says(second))(received, writer)
+
+    async with served(script) as (_, port, decisions), a_client(port) as client:
+        del decisions.on_failure[1:]
+        got = await client.ask(post(a_body()))
+    assert second.endswith(got.body)
+    assert decisions.kinds[-1] == "finished"
+    assert decisions.of("broke") == []
 
 
 # -- what cannot go on
