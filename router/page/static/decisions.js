@@ -1,7 +1,7 @@
 // Live decisions, newest first, and one of them opened with all its candidates.
 
 import { bar, commonAxis, drawAxis, legend } from "./bars.js";
-import { age, count, node, percent, say, seconds, some, words } from "./words.js";
+import { age, count, node, percent, say, seconds, some, sum, words } from "./words.js";
 
 const LISTED = 24;
 const KEPT = 60; // of either kind, so that the list is full whatever is asked for
@@ -188,7 +188,7 @@ function candidateRow(one, each, index, end) {
     each.evidence ? `rests on ${words(each.evidence)}` : null,
     `load seen ${age(each.signal_age_s)}`,
     words(each.calibration),
-    `delays others by ${seconds(each.queue_price_s + each.decode_price_s)}`,
+    `delays others by ${seconds(sum(each.queue_price_s, each.decode_price_s))}`,
     `then ${seconds(each.pace_s)} per token`,
   ];
   return node("tr", { class: chosen ? "chosen" : null, title: hint.filter(Boolean).join("; ") },
@@ -210,7 +210,7 @@ function facts(one) {
     ["Arrival to end", one.ended_s === null ? null : seconds(one.ended_s)],
     ["Deadline", one.deadline_s === null ? null : seconds(one.deadline_s)],
     ["p90, p99 expected", chosen && chosen.p90_s !== null ? `${seconds(chosen.p90_s)}, ${seconds(chosen.p99_s)}` : null],
-    ["Price for others", chosen ? seconds(chosen.queue_price_s + chosen.decode_price_s) : null],
+    ["Price for others", chosen ? seconds(sum(chosen.queue_price_s, chosen.decode_price_s)) : null],
     ["Load report", chosen ? age(chosen.signal_age_s) : null],
     ["Policy", one.arm ? `${one.policy}, arm ${one.arm}` : one.policy],
     ["Attempts", one.attempts > 1 ? `${one.attempts}, first ${one.tried.join(", ")}` : null],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import nan
 from typing import Any
 
 import pytest
@@ -198,6 +199,19 @@ async def test_whatever_a_screen_reader_comes_to_has_a_name(browser: Browser) ->
         await browser.until("drain.open")
         assert await browser.unnamed() == []
         await browser.press("Escape")
+
+
+async def test_numbers_that_nobody_knows_are_drawn_as_nothing(browser: Browser) -> None:
+    live = Live()
+    unknown = a_candidate(**dict.fromkeys(("queue_s", "compute_s", "first_token_s", "expected_s", "pace_s"), nan))
+    end(live, candidates=[unknown], first_token_s=None)
+    async with shown(browser, sixty_four, live):
+        await browser.click("#list button")
+        await browser.until("!opened.hidden")
+        assert await browser.ask("document.querySelectorAll('#list rect').length") == 0
+        words = await browser.ask("document.querySelector('#list svg.bar').getAttribute('aria-label')")
+        assert words == "queue –, compute –, first token expected after –"
+        assert "NaN" not in await browser.ask("document.body.innerText + document.body.innerHTML")
 
 
 async def test_a_bar_says_in_words_what_it_shows(browser: Browser) -> None:
