@@ -41,6 +41,8 @@ export class Decisions {
     const left = { true: KEPT, false: KEPT };
     this.kept = this.kept.filter((one) => left[one.notable]-- > 0);
     if (decisions.length) this.show();
+    const opened = decisions.find((one) => one.number === this.open);
+    if (opened) this.load(opened, this.opener, false); // it got its first token, or ended
   }
 
   show() {
@@ -86,7 +88,8 @@ export class Decisions {
 
   // One of them, opened
 
-  async load(one, button) {
+  /** moves : the person asked for it, and is taken there */
+  async load(one, button, moves = true) {
     let opened;
     try {
       const response = await fetch(`page/decisions/${one.number}?run=${this.run}`);
@@ -96,12 +99,14 @@ export class Decisions {
       this.said(`${one.id}: ${error.message}`);
       opened = { ...one, candidates: one.chosen ? [one.chosen] : [], shadows: [], tried: [], why: `${error.message}.`, what_came: "" };
     }
+    if (!moves && this.open !== one.number) return; // closed meanwhile, or another is open
+    this.opener = button;
     this.mark(one.number);
     this.leave = () => {
       this.close();
       (button.isConnected ? button : this.which).focus();
     };
-    this.draw(opened);
+    this.draw(opened, moves || this.panel.contains(document.activeElement));
   }
 
   mark(number) {
@@ -120,7 +125,7 @@ export class Decisions {
     this.panel.replaceChildren();
   }
 
-  draw(one) {
+  draw(one, takes) {
     const title = node("h2", { id: "opened-title", tabindex: "-1" }, one.id);
     const shut = node("button", { type: "button" }, "Close");
     shut.addEventListener("click", () => this.leave());
@@ -132,7 +137,7 @@ export class Decisions {
       node("dl", {}, ...facts(one)),
     );
     this.panel.hidden = false;
-    title.focus({ preventScroll: matchMedia("(min-width: 1100px)").matches });
+    if (takes) title.focus({ preventScroll: matchMedia("(min-width: 1100px)").matches });
   }
 }
 
