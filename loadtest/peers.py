@@ -183,7 +183,7 @@ def _behind_the_fleet(measured: Sequence[Measured], load: Load, setting: Setting
 
 
 def told(one: Served) -> str:
-    reused = f"reused {one.reused_share:.1%} (own {one.own_share:.1%})"
+    reused = f"{one.reused_share:.1%} reused, {one.own_share:.1%} of that own"
     return f"first token {one.first_token_mean_s:.3f} s, {reused}, {one.errors} errors"
 
 
@@ -235,7 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.peers_venv is not None and not args.installed:
         install_peers(args.peers_venv)
         install_litellm(args.peers_venv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # on the way out every process it started is ended
+    # Told to end in any way, also where a shell has it ignore Ctrl-C, it ends what it started.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {args.core} or {args.core})

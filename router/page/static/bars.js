@@ -4,7 +4,7 @@
 // whisker ends at the p90, a diamond stands where the first token came. Shape says what colour says: nothing is told by
 // colour alone.
 
-import { axisEnd, node, seconds } from "./words.js";
+import { axisEnd, between, node, seconds } from "./words.js";
 
 const HEIGHT = 16;
 const OWN_LINK = new Set(["host", "disk"]); // over the replica's own link, not the network
@@ -40,8 +40,8 @@ export function bar(candidate, end, seen = null) {
 export function barWords(candidate, seen = null) {
   const [queueUntil, fetchFrom, fetchUntil, computeFrom, first] = candidate.spans;
   const parts = [`queue ${seconds(queueUntil)}`];
-  if (fetchUntil > fetchFrom) parts.push(`fetch ${seconds(fetchUntil - fetchFrom)}`);
-  parts.push(`compute ${seconds(first - computeFrom)}`, `first token expected after ${seconds(candidate.expected_s)}`);
+  if (fetchUntil > fetchFrom) parts.push(`fetch ${seconds(between(fetchFrom, fetchUntil))}`);
+  parts.push(`compute ${seconds(between(computeFrom, first))}`, `first token expected after ${seconds(candidate.expected_s)}`);
   if (seen !== null) parts.push(`came after ${seconds(seen)}`);
   return parts.join(", ");
 }

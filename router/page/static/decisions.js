@@ -1,7 +1,7 @@
 // Live decisions, newest first, and one of them opened with all its candidates.
 
 import { bar, commonAxis, drawAxis, legend } from "./bars.js";
-import { age, count, node, percent, say, seconds, some, words } from "./words.js";
+import { age, count, node, percent, say, seconds, some, sum, words } from "./words.js";
 
 const LISTED = 24;
 const KEPT = 60; // of either kind, so that the list is full whatever is asked for
@@ -41,6 +41,8 @@ export class Decisions {
     const left = { true: KEPT, false: KEPT };
     this.kept = this.kept.filter((one) => left[one.notable]-- > 0);
     if (decisions.length) this.show();
+    const opened = decisions.find((one) => one.number === this.open);
+    if (opened) this.load(opened, this.opener, false); // it got its first token, or ended
   }
 
   show() {
@@ -86,7 +88,8 @@ export class Decisions {
 
   // One of them, opened
 
-  async load(one, button) {
+  /** moves : the person asked for it, and is taken there */
+  async load(one, button, moves = true) {
     let opened;
     try {
       const response = await fetch(`page/decisions/${one.number}?run=${this.run}`);
@@ -96,12 +99,14 @@ export class Decisions {
       this.said(`${one.id}: ${error.message}`);
       opened = { ...one, candidates: one.chosen ? [one.chosen] : [], shadows: [], tried: [], why: `${error.message}.`, what_came: "" };
     }
+    if (!moves && this.open !== one.number) return; // closed meanwhile, or another is open
+    this.opener = button;
     this.mark(one.number);
     this.leave = () => {
       this.close();
       (button.isConnected ? button : this.which).focus();
     };
-    this.draw(opened);
+    this.draw(opened, moves || this.panel.contains(document.activeElement));
   }
 
   mark(number) {
@@ -120,7 +125,7 @@ export class Decisions {
     this.panel.replaceChildren();
   }
 
-  draw(one) {
+  draw(one, takes) {
     const title = node("h2", { id: "opened-title", tabindex: "-1" }, one.id);
     const shut = node("button", { type: "button" }, "Close");
     shut.addEventListener("click", () => this.leave());
@@ -132,7 +137,7 @@ export class Decisions {
       node("dl", {}, ...facts(one)),
     );
     this.panel.hidden = false;
-    title.focus({ preventScroll: matchMedia("(min-width: 1100px)").matches });
+    if (takes) title.focus({ preventScroll: matchMedia("(min-width: 1100px)").matches });
   }
 }
 
@@ -188,7 +193,7 @@ function candidateRow(one, each, index, end) {
     each.evidence ? `rests on ${words(each.evidence)}` : null,
     `load seen ${age(each.signal_age_s)}`,
     words(each.calibration),
-    `delays others by ${seconds(each.queue_price_s + each.decode_price_s)}`,
+    `delays others by ${seconds(sum(each.queue_price_s, each.decode_price_s))}`,
     `then ${seconds(each.pace_s)} per token`,
   ];
   return node("tr", { class: chosen ? "chosen" : null, title: hint.filter(Boolean).join("; ") },
@@ -210,7 +215,7 @@ function facts(one) {
     ["Arrival to end", one.ended_s === null ? null : seconds(one.ended_s)],
     ["Deadline", one.deadline_s === null ? null : seconds(one.deadline_s)],
     ["p90, p99 expected", chosen && chosen.p90_s !== null ? `${seconds(chosen.p90_s)}, ${seconds(chosen.p99_s)}` : null],
-    ["Price for others", chosen ? seconds(chosen.queue_price_s + chosen.decode_price_s) : null],
+    ["Price for others", chosen ? seconds(sum(chosen.queue_price_s, chosen.decode_price_s)) : null],
     ["Load report", chosen ? age(chosen.signal_age_s) : null],
     ["Policy", one.arm ? `${one.policy}, arm ${one.arm}` : one.policy],
     ["Attempts", one.attempts > 1 ? `${one.attempts}, first ${one.tried.join(", ")}` : null],

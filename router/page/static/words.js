@@ -25,6 +25,16 @@ export function seconds(value) {
   return `${digits(scaled)} ${small ? "ms" : "s"}`;
 }
 
+/** A sum; unknown where one part is. By itself the language would make nothing of it, and zero is not unknown. */
+export function sum(...parts) {
+  return parts.some((one) => one === null || one === undefined) ? null : parts.reduce((all, one) => all + one, 0);
+}
+
+/** What is left of a span after its beginning; unknown where either is. */
+export function between(from, until) {
+  return from === null || until === null ? null : until - from;
+}
+
 /** An age, coarser: whether it is two or three seconds is worth knowing, a tenth is not. */
 export function age(value) {
   if (value === null || value === undefined) return "never";

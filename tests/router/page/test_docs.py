@@ -14,6 +14,7 @@ TEXT = (DOCS / "page.md").read_text(encoding="utf-8")
 def test_the_bounds_told_are_those_kept() -> None:
     assert f"the first {live.PER_SECOND} decisions whole and {live.PER_SECOND} more" in TEXT
     assert f"{live.KEPT} of either kind" in TEXT
+    assert f"under way at most {live.OPEN} are kept" in TEXT
     assert f"last {live.LINES:,} placed requests" in TEXT
     assert live.STEP_S * live.STEPS == 15 * 60
     assert f"in steps of {live.STEP_S} s" in TEXT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import nan
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest_asyncio
 
 from router.admin import AdminPort
 from router.page import Live, Page
+from tests.router.dispatch_bench import Bench
 from tests.router.page.browser import Browser, a_browser, needs_chromium
 from tests.router.page.builders import a_candidate, a_fleet_view, a_replica, a_source, end, placed_nowhere
 
@@ -200,6 +202,19 @@ async def test_whatever_a_screen_reader_comes_to_has_a_name(browser: Browser) ->
         await browser.press("Escape")
 
 
+async def test_numbers_that_nobody_knows_are_drawn_as_nothing(browser: Browser) -> None:
+    live = Live()
+    unknown = a_candidate(**dict.fromkeys(("queue_s", "compute_s", "first_token_s", "expected_s", "pace_s"), nan))
+    end(live, candidates=[unknown], first_token_s=None)
+    async with shown(browser, sixty_four, live):
+        await browser.click("#list button")
+        await browser.until("!opened.hidden")
+        assert await browser.ask("document.querySelectorAll('#list rect').length") == 0
+        words = await browser.ask("document.querySelector('#list svg.bar').getAttribute('aria-label')")
+        assert words == "queue –, compute –, first token expected after –"
+        assert "NaN" not in await browser.ask("document.body.innerText + document.body.innerHTML")
+
+
 async def test_a_bar_says_in_words_what_it_shows(browser: Browser) -> None:
     live = Live()
     remote = a_candidate(path="remote", queue_s=0.02, fetch_s=0.1, ready_s=0.1, compute_s=0.03, first_token_s=0.13)
@@ -240,6 +255,23 @@ async def test_a_decision_opens_with_the_keyboard_and_escape_gives_the_place_bac
             "BUTTON",
             "r-6",
         ]
+
+
+async def test_an_opened_decision_goes_on_to_its_end_without_taking_the_keyboard(browser: Browser) -> None:
+    live = Live()
+    bench = Bench("A100", "H20", keep=lambda receipt, request, detail: live.ended(receipt, detail))
+    live.placed(sent := bench.send(0.0))
+    async with shown(browser, sixty_four, live):
+        await browser.click("#list button")
+        await browser.until("opened.textContent.includes('It waits for its first token.')")
+        await browser.ask("document.getElementById('find').focus()")
+        bench.dispatcher.first_token(sent, 2.0)
+        await browser.until("opened.textContent.includes('It is being answered')")
+        assert "under way" in await browser.text("#list")
+        bench.finish(sent, 5.0)
+        await browser.until("opened.textContent.includes('It ended well')")
+        assert "under way" not in await browser.text("#list")
+        assert await browser.ask("document.activeElement.id") == "find"
 
 
 async def test_of_many_candidates_the_first_are_shown_and_the_rest_when_asked_for(browser: Browser) -> None:

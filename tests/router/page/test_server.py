@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,8 +14,9 @@ import msgspec
 import pytest
 
 from router.admin import AdminPort
-from router.page import Live, Page
+from router.page import Live, Page, server
 from router.page.server import MOST_WATCHERS
+from tests.router.field_bench import until
 from tests.router.page.builders import a_candidate, a_fleet_view, a_replica, end
 
 
@@ -171,6 +173,21 @@ async def test_there_is_a_limit_to_open_pages_and_one_that_is_closed_makes_room(
                     if response.status == 200:
                         break
                 await asyncio.sleep(0.01)
+
+
+async def test_a_watcher_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SEND_S", 0.05)
+    large = a_fleet_view(a_replica("x" * 1_000_000))
+    page = Page(Live(), lambda: large, can_edit=False, period_s=0.001)
+    port = AdminPort(not_ready=lambda: None, metrics_text=lambda: b"", fleet=dict, page=page.add_to)
+    await port.start("127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", port.port)) as client:
+            client.sendall(b"GET /page/events HTTP/1.1\r\nHost: h\r\n\r\n")
+            await until(lambda: page._watchers == 1)
+            await until(lambda: page._watchers == 0)
+    finally:
+        await port.stop()
 
 
 async def test_when_the_router_ends_the_stream_ends_whole_rather_than_by_force() -> None:
