@@ -6,8 +6,7 @@ Valid     one answer at a time; the sink hears response_started once, relay any 
           one of response_ended, response_lost and response_switched. After `close` it hears nothing. Interim answers
           (1xx) are swallowed: the router asks for bodies itself, and what other ones hint at is not worth the risk
           that a client takes one for its answer
-Blind to  bytes that a replica sends behind an answer only once its connection carries the next request; and, over TLS,
-          whether the end of an answer of undeclared length was the endpoint's own
+Blind to  bytes that a replica sends behind an answer only once its connection carries the next request
 
 The parser does not say at which byte a chunked body ended. Bytes after the end must not reach a client, where they
 would be read as the answer to its next request. Only a chunk whose size starts with 0 can be the last, so data
@@ -82,6 +81,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._paused = False
+        self._eof = False  # the endpoint ended the connection itself; over TLS, by saying so
         self._asked_s = 0.0  # when the request was sent
         self._begin(bodiless=False, upgrade=b"")
 
@@ -184,6 +184,9 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._head_received(data)
 
+    def eof_received(self) -> None:
+        self._eof = True  # the transport closes
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.close()
         self._parser = None  # it refers to this object
@@ -191,7 +194,7 @@ class UpstreamConnection(asyncio.Protocol):
         sink = self._sink
         if sink is None:
             return
-        if self._until_close and exc is None:
+        if self._until_close and self._eof and exc is None:
             self._sink = None
             sink.response_ended()
         else:
