@@ -6,7 +6,8 @@ Valid     one answer at a time; the sink hears response_started once, relay any 
           one of response_ended, response_lost and response_switched. After `close` it hears nothing. Interim answers
           (1xx) are swallowed: the router asks for bodies itself, and what other ones hint at is not worth the risk
           that a client takes one for its answer
-Blind to  bytes that a replica sends behind an answer only once its connection carries the next request
+Blind to  a whole answer nobody asked for that comes behind another one only once its connection carries the next
+          request. Other bytes there, or a late 408, are no answer to that request: it is as if none had come
 
 The parser does not say at which byte a chunked body ended. Bytes after the end must not reach a client, where they
 would be read as the answer to its next request. Only a chunk whose size starts with 0 can be the last, so data
@@ -81,6 +82,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._paused = False
+        self._carried = False  # an answer before this one
         self._eof = False  # the endpoint ended the connection itself; over TLS, by saying so
         self._asked_s = 0.0  # when the request was sent
         self._begin(bodiless=False, upgrade=b"")
@@ -268,10 +270,10 @@ class UpstreamConnection(asyncio.Protocol):
                 if self._switched:
                     self._switch(data[len(own) :])
                 else:
-                    self._lose(Cause.BAD_ANSWER, silent=False)
+                    self._lose(self._cause(), silent=False)
                 return
             if self._head_bytes > _MAX_HEAD_BYTES:
-                self._lose(Cause.BAD_ANSWER, silent=False)
+                self._lose(self._cause(), silent=False)
                 return
             data = data[len(own) :]
             if self._head_done:
@@ -286,6 +288,9 @@ class UpstreamConnection(asyncio.Protocol):
     def _start_body(self, data: bytes) -> None:
         sink = self._sink
         assert sink is not None, "an answer is followed for somebody"
+        if self._status == 408 and self._carried and not self._reader().should_keep_alive():
+            self._lose(Cause.NO_ANSWER, silent=False)  # it waited for a request that was on its way
+            return
         response = ResponseHead(self._status, self._reason, self._fields)
         self._find_framing(response)
         sink.response_started(response)
@@ -360,6 +365,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._parser = httptools.HttpResponseParser(self)
         all_sent = not self._open_transport().get_write_buffer_size()
         if self._keep and all_sent and not surplus:
+            self._carried = True
             self.resume()  # paused or not, an idle connection must notice its end
             self._owner.settled(self)
         else:
@@ -371,7 +377,7 @@ class UpstreamConnection(asyncio.Protocol):
         """What the loss of the connection, or of its framing, means now."""
         if self._head_done:
             return Cause.BROKEN
-        return Cause.BAD_ANSWER if self._heard else Cause.NO_ANSWER
+        return Cause.BAD_ANSWER if self._heard and not self._carried else Cause.NO_ANSWER
 
     def _expired(self) -> None:
         if self._sink is None:
