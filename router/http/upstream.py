@@ -101,6 +101,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._noted: dict[bytes, bytes] = {}
         self._chunked = False
         self._until_close = False
+        self._begun = False  # a byte of the body has come
         self._left_bytes = -1  # of a body of declared length; -1 when it has none
         self._line_by_line = False  # a last chunk may have begun
         self._bare_bytes = 0  # read line by line since the last byte of a body
@@ -149,7 +150,7 @@ class UpstreamConnection(asyncio.Protocol):
     def resume(self) -> None:
         if self.usable and self._paused:
             self._paused = False
-            self._deadline.at_s = self._clock() + self._times.stall_s
+            self._deadline.at_s = max(self._deadline.at_s, self._clock() + self._times.stall_s)
             self._open_transport().resume_reading()
 
     def hand_over(self) -> asyncio.Transport:
@@ -181,7 +182,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._heard = True
         if self._head_done:
-            self._deadline.set(self._clock() + self._times.stall_s)
+            if self._begun:
+                self._deadline.set(self._clock() + self._times.stall_s)
             self._body_received(data)
         else:
             self._head_received(data)
@@ -247,6 +249,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         self._bare_bytes = 0
+        if not self._begun:
+            self._begun = True
+            self._deadline.set(self._clock() + self._times.stall_s)
         if self._sink is not None and not self._bodiless:
             self._sink.body(piece)
 
@@ -294,11 +299,9 @@ class UpstreamConnection(asyncio.Protocol):
         response = ResponseHead(self._status, self._reason, self._fields)
         self._find_framing(response)
         sink.response_started(response)
-        if self._sink is sink:
+        if self._sink is sink:  # until the body starts, whatever its framing says, the limit for its first byte holds
+            self._deadline.set(self._asked_s + self._times.first_byte_s)
             self._body_received(data)
-        if self._sink is sink:  # until the body starts, the limit for its first byte holds
-            limit_s = self._clock() + self._times.stall_s if data else self._asked_s + self._times.first_byte_s
-            self._deadline.set(limit_s)
 
     def _find_framing(self, response: ResponseHead) -> None:
         noted = self._noted
