@@ -154,12 +154,19 @@ class ClientConnection(asyncio.Protocol):
     def cut(self, *, reset: bool) -> None:
         """End the connection in the middle of an answer, after all that was written.
 
-        reset : the client would take an ordinary end for the end of the answer
+        reset : the client would take an ordinary end for the end of the answer. Over TLS it then gets what its socket
+            takes at once
         """
+        self._exchange = None
         if reset:
             self._reset_on_close()
-        self._exchange = None
-        self._close()
+        if reset and self._open_transport().get_extra_info("sslcontext") is not None:
+            self._input_over = True
+            self._assembler.close()
+            # `close` would say in TLS that this was all; and what was written leaves before the loop's next turn
+            self._shared.loop.call_soon(self._open_transport().abort)
+        else:
+            self._close()
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -6,8 +6,8 @@ Valid     one answer at a time; the sink hears response_started once, relay any 
           one of response_ended, response_lost and response_switched. After `close` it hears nothing. Interim answers
           (1xx) are swallowed: the router asks for bodies itself, and what other ones hint at is not worth the risk
           that a client takes one for its answer
-Blind to  bytes that a replica sends behind an answer only once its connection carries the next request; and, over TLS,
-          whether the end of an answer of undeclared length was the endpoint's own
+Blind to  a whole answer nobody asked for that comes behind another one only once its connection carries the next
+          request. Other bytes there, or a late 408, are no answer to that request: it is as if none had come
 
 The parser does not say at which byte a chunked body ended. Bytes after the end must not reach a client, where they
 would be read as the answer to its next request. Only a chunk whose size starts with 0 can be the last, so data
@@ -82,6 +82,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._paused = False
+        self._carried = False  # an answer before this one
+        self._eof = False  # the endpoint ended the connection itself; over TLS, by saying so
         self._asked_s = 0.0  # when the request was sent
         self._begin(bodiless=False, upgrade=b"")
 
@@ -99,6 +101,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._noted: dict[bytes, bytes] = {}
         self._chunked = False
         self._until_close = False
+        self._begun = False  # a byte of the body has come
         self._left_bytes = -1  # of a body of declared length; -1 when it has none
         self._line_by_line = False  # a last chunk may have begun
         self._bare_bytes = 0  # read line by line since the last byte of a body
@@ -147,7 +150,7 @@ class UpstreamConnection(asyncio.Protocol):
     def resume(self) -> None:
         if self.usable and self._paused:
             self._paused = False
-            self._deadline.at_s = self._clock() + self._times.stall_s
+            self._deadline.at_s = max(self._deadline.at_s, self._clock() + self._times.stall_s)
             self._open_transport().resume_reading()
 
     def hand_over(self) -> asyncio.Transport:
@@ -179,10 +182,14 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._heard = True
         if self._head_done:
-            self._deadline.set(self._clock() + self._times.stall_s)
+            if self._begun:
+                self._deadline.set(self._clock() + self._times.stall_s)
             self._body_received(data)
         else:
             self._head_received(data)
+
+    def eof_received(self) -> None:
+        self._eof = True  # the transport closes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.close()
@@ -191,7 +198,7 @@ class UpstreamConnection(asyncio.Protocol):
         sink = self._sink
         if sink is None:
             return
-        if self._until_close and exc is None:
+        if self._until_close and self._eof and exc is None:
             self._sink = None
             sink.response_ended()
         else:
@@ -242,6 +249,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         self._bare_bytes = 0
+        if not self._begun:
+            self._begun = True
+            self._deadline.set(self._clock() + self._times.stall_s)
         if self._sink is not None and not self._bodiless:
             self._sink.body(piece)
 
@@ -265,10 +275,10 @@ class UpstreamConnection(asyncio.Protocol):
                 if self._switched:
                     self._switch(data[len(own) :])
                 else:
-                    self._lose(Cause.BAD_ANSWER, silent=False)
+                    self._lose(self._cause(), silent=False)
                 return
             if self._head_bytes > _MAX_HEAD_BYTES:
-                self._lose(Cause.BAD_ANSWER, silent=False)
+                self._lose(self._cause(), silent=False)
                 return
             data = data[len(own) :]
             if self._head_done:
@@ -283,14 +293,15 @@ class UpstreamConnection(asyncio.Protocol):
     def _start_body(self, data: bytes) -> None:
         sink = self._sink
         assert sink is not None, "an answer is followed for somebody"
+        if self._status == 408 and self._carried and not self._reader().should_keep_alive():
+            self._lose(Cause.NO_ANSWER, silent=False)  # it waited for a request that was on its way
+            return
         response = ResponseHead(self._status, self._reason, self._fields)
         self._find_framing(response)
         sink.response_started(response)
-        if self._sink is sink:
+        if self._sink is sink:  # until the body starts, whatever its framing says, the limit for its first byte holds
+            self._deadline.set(self._asked_s + self._times.first_byte_s)
             self._body_received(data)
-        if self._sink is sink:  # until the body starts, the limit for its first byte holds
-            limit_s = self._clock() + self._times.stall_s if data else self._asked_s + self._times.first_byte_s
-            self._deadline.set(limit_s)
 
     def _find_framing(self, response: ResponseHead) -> None:
         noted = self._noted
@@ -357,6 +368,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._parser = httptools.HttpResponseParser(self)
         all_sent = not self._open_transport().get_write_buffer_size()
         if self._keep and all_sent and not surplus:
+            self._carried = True
             self.resume()  # paused or not, an idle connection must notice its end
             self._owner.settled(self)
         else:
@@ -368,7 +380,7 @@ class UpstreamConnection(asyncio.Protocol):
         """What the loss of the connection, or of its framing, means now."""
         if self._head_done:
             return Cause.BROKEN
-        return Cause.BAD_ANSWER if self._heard else Cause.NO_ANSWER
+        return Cause.BAD_ANSWER if self._heard and not self._carried else Cause.NO_ANSWER
 
     def _expired(self) -> None:
         if self._sink is None:

@@ -109,6 +109,45 @@ def test_head_and_first_byte_have_a_limit_each_both_from_the_request() -> None:
     assert b" 502 " in late_body.got
 
 
+@pytest.mark.parametrize("framing", [b"5", b"5\r\n", b"5;ext=1\r\n", b"\r\n"])
+def test_the_size_of_a_chunk_is_no_first_byte_of_a_body(framing: bytes) -> None:
+    times = TimeOuts(response_head_s=10.0, first_byte_s=20.0, stall_s=100.0, pool_idle_s=1e6)
+    held = Held(times)
+    held.client.data_received(post())
+    held.loop.advance_to(9.0)
+    held.replica.data_received(STREAM_HEAD + framing[:1])
+    held.loop.advance_to(19.0)
+    if not held.replica_end.closed:
+        held.replica.data_received(framing[1:])
+    held.loop.advance_to(20.5)
+    assert b" 502 " in held.got
+    assert held.replica_end.closed
+
+
+def test_behind_the_first_byte_the_size_of_a_chunk_alone_is_a_stall_after_its_own_limit() -> None:
+    held = Held(TimeOuts(first_byte_s=1000.0, stall_s=10.0, pool_idle_s=1e6))
+    held.client.data_received(post())
+    held.replica.data_received(STREAM_HEAD + chunk(b"data: 1\n\n"))
+    held.loop.advance_to(9.0)
+    held.replica.data_received(b"5\r\n")
+    held.loop.advance_to(18.0)
+    assert not held.client_end.closed
+    held.loop.advance_to(19.5)
+    assert held.client_end.closed
+    assert held.got.endswith(b"\r\n5\r\n"), "which is a cut: five more bytes were promised"
+    assert held.decisions.of("failed") == [Cause.BROKEN]
+
+
+def test_a_client_that_reads_again_does_not_shorten_the_wait_for_a_first_byte() -> None:
+    held = Held(TimeOuts(first_byte_s=100.0, stall_s=10.0, pool_idle_s=1e6))
+    held.client.data_received(post())
+    held.client.pause_writing()
+    held.client.resume_writing()
+    held.loop.advance_to(99.0)
+    held.replica.data_received(answer())
+    assert b" 200 " in held.got
+
+
 def test_a_first_byte_may_not_take_longer_than_it_may_because_the_head_may() -> None:
     held = Held(TimeOuts(response_head_s=100.0, first_byte_s=10.0, pool_idle_s=1e6))
     held.client.data_received(post())
