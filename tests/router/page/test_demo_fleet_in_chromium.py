@@ -127,6 +127,8 @@ async def test_a_person_clicks_through_the_page_while_the_demos_traffic_runs(
 
 async def opens_one(browser: Browser) -> None:
     """A decision with all its candidates, and the sentence why."""
+    await browser.hover("#list tr")
+    await browser.until("list.matches(':hover')")
     await browser.ask(FETCHED)
     taken = await browser.ask("wanted.closest('tr').children[1].title")
     await browser.click("#wanted")
