@@ -1,7 +1,7 @@
 // Live decisions, newest first, and one of them opened with all its candidates.
 
 import { bar, commonAxis, drawAxis, legend } from "./bars.js";
-import { age, count, node, percent, say, seconds, some, sum, words } from "./words.js";
+import { age, count, mouseOn, node, percent, say, seconds, some, sum, words } from "./words.js";
 
 const LISTED = 24;
 const KEPT = 60; // of either kind, so that the list is full whatever is asked for
@@ -19,6 +19,7 @@ export class Decisions {
     this.which = document.getElementById("which");
     this.panel = document.getElementById("opened");
     this.which.addEventListener("input", () => this.show());
+    this.mouseOn = mouseOn(this.body, () => this.show());
     document.getElementById("legend").replaceChildren(...legend());
     this.leave = () => this.close();
     this.panel.addEventListener("keydown", (event) => event.key === "Escape" && this.leave());
@@ -46,13 +47,16 @@ export class Decisions {
   }
 
   show() {
-    const listed = this.kept.filter((one) => this.which.value === "all" || one.notable).slice(0, LISTED);
+    const still = this.rows.size > 0 && this.mouseOn();
+    const listed = still
+      ? this.kept.filter((one) => this.rows.has(one.number))
+      : this.kept.filter((one) => this.which.value === "all" || one.notable).slice(0, LISTED);
     const bars = listed.filter((one) => one.chosen);
     const end = commonAxis(bars.map((one) => one.chosen), bars.map((one) => one.waited_s));
     drawAxis(document.getElementById("axis"), end);
     const wanted = new Set(listed.map((one) => one.number));
     for (const [number, row] of this.rows) {
-      if (wanted.has(number) || row.contains(document.activeElement)) continue; // who is on a row stays on it
+      if (still || wanted.has(number) || row.contains(document.activeElement)) continue; // who is on a row stays on it
       row.remove();
       this.rows.delete(number);
     }
@@ -61,7 +65,7 @@ export class Decisions {
       fill(this.rows.get(one.number), one, end);
     }
     this.arrange();
-    say(document.getElementById("list-note"), this.note(listed));
+    say(document.getElementById("list-note"), still ? "Rows stand still while the mouse is on them." : this.note(listed));
   }
 
   arrange() {

@@ -1,6 +1,6 @@
 // The fleet as a table: a row for each replica, made once and then only changed where something changed.
 
-import { age, count, node, percent, say, seconds, some, words } from "./words.js";
+import { age, count, mouseOn, node, percent, say, seconds, some, words } from "./words.js";
 
 const RANK = { bad: 0, warn: 1, good: 2 };
 const ROLES = { both: "" };
@@ -33,6 +33,7 @@ export class FleetTable {
     this.rows = new Map();
     this.askDrain = askDrain;
     this.body = document.getElementById("replicas");
+    this.mouseOn = mouseOn(this.body);
     this.find = document.getElementById("find");
     this.order = document.getElementById("order");
     this.last = null;
@@ -68,6 +69,7 @@ export class FleetTable {
 
   /** Rows in their order, moved only where they are not: moving takes the keyboard's focus away, which is given back. */
   arrange(rows) {
+    if (this.mouseOn() && rows.length === this.body.children.length && rows.every((row) => row.isConnected)) return;
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
     let at = this.body.firstElementChild;
     for (const row of rows) {

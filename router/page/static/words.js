@@ -43,6 +43,17 @@ export function age(value) {
   return value < 7200 ? `${Math.round(value / 60)} min ago` : `${Math.round(value / 3600)} h ago`;
 }
 
+/** A function that says whether a mouse is on it: what somebody is about to press should not move away. */
+export function mouseOn(element, left = () => {}) {
+  let on = false;
+  element.addEventListener("pointerenter", (event) => (on = event.pointerType === "mouse")); // a finger does not stay
+  element.addEventListener("pointerleave", () => {
+    on = false;
+    left();
+  });
+  return () => on;
+}
+
 export function percent(share) {
   return share === null || share === undefined ? "–" : `${Math.round(share * 100)} %`;
 }

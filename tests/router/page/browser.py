@@ -85,14 +85,20 @@ class Browser:
         """All text in there, seen or not."""
         return str(await self.ask(f"document.querySelector({selector!r})?.textContent ?? ''"))
 
-    async def click(self, selector: str) -> None:
-        """Press the mouse in the middle of it, where something else may lie on top."""
+    async def hover(self, selector: str) -> dict[str, Any]:
+        """Move the mouse to the middle of it, and say where that is."""
         box = await self.until(
             f"(() => {{ const one = document.querySelector({selector!r}); if (!one) return null;"
             " one.scrollIntoView({block: 'center'}); const box = one.getBoundingClientRect();"
             " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
-        at = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
+        at = {"x": box[0], "y": box[1]}
+        await self.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        return at
+
+    async def click(self, selector: str) -> None:
+        """Press the mouse in the middle of it, where something else may lie on top."""
+        at = {**await self.hover(selector), "button": "left", "clickCount": 1}
         await self.call("Input.dispatchMouseEvent", type="mousePressed", **at)
         await self.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
 

@@ -30,6 +30,9 @@ CONTRAST = """(() => {
     return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.textContent.slice(0, 40)]; });
 })()"""
 
+NEXT_NEWS = """new Promise((done) => { const source = new EventSource('page/events');
+  let left = 3; source.addEventListener('news', () => { if (--left === 0) { source.close(); done(); } }); })"""
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
@@ -47,6 +50,7 @@ async def shown(
     await admin.start("127.0.0.1", port)
     browser.problems.clear()
     await browser.size(1440, 900)
+    await browser.prefer("light")
     try:
         await browser.open(f"http://127.0.0.1:{admin.port}/")
         await browser.until("document.querySelector('#replicas tr')")
@@ -301,9 +305,22 @@ async def test_a_paused_page_stands_still_and_catches_up(browser: Browser) -> No
         await browser.until("document.querySelectorAll('#list tr').length === 1")
         await browser.click("#pause")
         end(live, 1, at=1010.0)
-        await browser.ask("new Promise((done) => new EventSource('page/events').addEventListener('news', done))")
+        await browser.ask(NEXT_NEWS)
         assert await browser.ask("document.querySelectorAll('#list tr').length") == 1
         await browser.click("#pause")
+        await browser.until("document.querySelectorAll('#list tr').length === 2")
+
+
+async def test_rows_stand_still_while_the_mouse_is_on_them(browser: Browser) -> None:
+    live = Live()
+    end(live, 0, at=1000.0)
+    async with shown(browser, sixty_four, live):
+        await browser.until("document.querySelectorAll('#list tr').length === 1")
+        await browser.hover("#list tr")
+        end(live, 1, at=1010.0)
+        await browser.ask(NEXT_NEWS)
+        assert await browser.ask("document.querySelectorAll('#list tr').length") == 1
+        await browser.hover("#summary")
         await browser.until("document.querySelectorAll('#list tr').length === 2")
 
 
