@@ -6,7 +6,8 @@ Work      four stub engines and the clients on one core, each proxy on the other
           16 connections (`--connections`) send chat requests of 64 B, 32 kB and 256 kB, of which a quarter of the text
           is new within a family of four; 100 streams of pieces 10 ms apart; requests one at a time; 5,000 open streams;
           prompts of 1 MB beside /health every 2 ms. This router decides once by guesses at caches and once with the
-          engines' events, which tell it nothing of text. Seeds are fixed. A first run of each case warms up
+          engines' events, which tell it nothing of text; and once with receipts of a hundredth of the requests, as in
+          production, and once of all. Seeds are fixed. A first run of each case warms up
 Measure   utime and stime of the proxy's process and its children, from /proc, over whole answers; rounds take turns
           over the proxies, and medians are given, as microseconds and as ratios to nginx in the same run. What else
           runs on the machine moves processor time by a few per cent through caches; it moves first bytes far more
@@ -26,6 +27,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import uvloop
 
@@ -167,14 +169,18 @@ async def relaying(bench: Bench) -> None:
         await bench.pieces(proxies)
 
 
+def with_receipts(name: str, setting: Setting, **receipts: Any) -> Proxy:
+    """This router, deciding, that writes receipts to a file of its own."""
+    path = setting.folder / f"{name.replace(' ', '-')}.jsonl"
+    return Proxy(f"tfirst e2e, {name}", OURS, decides=True, config={"receipts": {"path": str(path), **receipts}})
+
+
 async def deciding(bench: Bench) -> None:
-    receipts = Proxy(
-        "tfirst e2e, all receipts",
-        OURS,
-        decides=True,
-        config={"receipts": {"path": str(bench.setting.folder / "receipts.jsonl"), "share": 1.0}},
+    receipts = (
+        with_receipts("1 % receipts", bench.setting, share=0.01, others="none"),
+        with_receipts("all receipts", bench.setting, share=1.0),
     )
-    with all_started((*DECIDING, receipts), bench.setting) as proxies:
+    with all_started((*DECIDING, *receipts), bench.setting) as proxies:
         await compare(bench, proxies, "decide")
         ours = [proxy for proxy in proxies if proxy.proxy.kind == OURS][:1]
         await bench.requests(ours, "decide 2,000 token ids, us", bodies.token_ids(2000))
