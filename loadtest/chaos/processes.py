@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -91,9 +92,10 @@ class Command:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports on this machine that nobody listens on now."""
+    """So many ports on this machine that nobody listens on now; two runs at once begin to look at different places."""
     found: list[int] = []
-    for port in _PORTS:
+    first = os.getpid() * 37 % len(_PORTS)
+    for port in (*_PORTS[first:], *_PORTS[:first]):
         with socket.socket() as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
