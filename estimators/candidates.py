@@ -9,8 +9,9 @@ Blind to  blocks that are evicted only in part: all a path reuses is there, or n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,13 @@ Mask = npt.NDArray[np.bool_]
 
 LEVELS = (0.9, 0.99)  # of the quantiles that receipts carry and coverage is counted of
 
-_RECOMPUTE = COLUMN[Path.RECOMPUTE]
+_LOCAL, _RECOMPUTE = COLUMN[Path.LOCAL], COLUMN[Path.RECOMPUTE]
+_HOST, _DISK = COLUMN[Path.HOST], COLUMN[Path.DISK]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for every decision, and checked assignments cost as much again
 class Surroundings:
-    """What else is going on for this request's model: inputs of the price.
+    """What else is going on for this request's model: inputs of the price. Not to be changed.
 
     arrival_rps : arrivals per second at one replica, >= 0; the same for all, see `price.py`
     mean_compute_s : mean prefill work of a request, seconds, >= 0
@@ -62,6 +64,49 @@ class Doubt:
     hits: HitProbability
     spread: ResidualSpread
     conformal: Conformal
+
+
+class Few(NamedTuple):
+    """What rules read of one possible candidate, in plain numbers; as `Estimates` has them in grids."""
+
+    column: int
+    row: int
+    fetch_s: float
+    expected_s: float
+    pace_s: float
+    queue_price_s: float
+    decode_price_s: float
+
+
+@dataclass(slots=True)
+class One:
+    """One candidate in plain numbers; as `Estimates` has them in grids.
+
+    local_tokens : reusable from the replica's HBM; host_tokens, disk_tokens : with its tiers, as many without
+    recompute_s : first token there if nothing is reused
+    """
+
+    reused_tokens: float
+    local_tokens: float
+    host_tokens: float
+    disk_tokens: float
+    queue_s: float
+    fetch_s: float
+    ready_s: float
+    prefill_s: float
+    compute_s: float
+    first_token_s: float
+    recompute_s: float
+    stored_s: float
+    hit_probability: float
+    stored_probability: float
+    expected_s: float
+    pace_s: float
+    queue_price_s: float
+    decode_price_s: float
+    scale: float
+    shift: float
+    age_s: list[float]
 
 
 @dataclass  # not frozen: that many checked assignments would be a tenth of a decision
@@ -121,6 +166,62 @@ class Estimates:
     doubt: Doubt | None = None
     held: Held | None = None
     put_off: Callable[[Estimates], Grid] | None = None
+    _asked: tuple[Path, int] | None = field(default=None, init=False, repr=False, compare=False)
+    _one: One = field(init=False, repr=False, compare=False)
+
+    @property
+    def few(self) -> list[Few] | None:
+        """The possible candidates by path, then row, where they were worked out one by one; None: read the grids."""
+        return None
+
+    @property
+    def ready_rows(self) -> list[int]:
+        """Replicas that have a possible path, ascending."""
+        rows: list[int] = self.usable_rows.nonzero()[0].tolist()
+        return rows
+
+    def narrowed(self, ready: Mask) -> Estimates:
+        """The same with only `ready` replicas to choose from."""
+        return self.changed(possible=self.possible & ready)
+
+    def changed(self, **changes: Any) -> Estimates:
+        """The same with other values of some fields."""
+        return replace(self, **changes)
+
+    def one(self, path: Path, row: int) -> One:
+        """One candidate; asking for the same again costs nothing."""
+        if self._asked != (path, row):
+            self._asked, self._one = (path, row), self._one_at(COLUMN[path], row)
+        return self._one
+
+    def _one_at(self, column: int, row: int) -> One:
+        at = column, row
+        reused = self.reused_tokens[:, row].tolist()
+        local = reused[_LOCAL]
+        has_tiers = len(reused) > _HOST
+        return One(
+            reused_tokens=reused[column],
+            local_tokens=local,
+            host_tokens=reused[_HOST] if has_tiers else local,
+            disk_tokens=reused[_DISK] if has_tiers else local,
+            queue_s=self.queue_s.item(row),
+            fetch_s=self.fetch_s.item(at),
+            ready_s=self.ready_s.item(at),
+            prefill_s=self.prefill_s.item(at),
+            compute_s=self.compute_s.item(at),
+            first_token_s=self.first_token_s.item(at),
+            recompute_s=self.first_token_s.item((_RECOMPUTE, row)),
+            stored_s=self.stored_s.item(row),
+            hit_probability=self.hit_probability.item(at),
+            stored_probability=self.stored_probability.item(at),
+            expected_s=self.expected_s.item(at),
+            pace_s=self.pace_s.item(row),
+            queue_price_s=self.queue_price_s.item(at),
+            decode_price_s=self.decode_price_s.item(at),
+            scale=self.scale if isinstance(self.scale, float) else self.scale.item(row),
+            shift=self.shift if isinstance(self.shift, float) else self.shift.item(row),
+            age_s=self.age_s[:, row].tolist(),  # a copy: the rest is lent for one decision
+        )
 
     @property
     def usable_rows(self) -> npt.NDArray[np.bool_]:
@@ -184,16 +285,17 @@ class Estimates:
 
         Both are needed later, when the outcome corrects the second.
         """
-        at = COLUMN[path], row
-        hit, stored = self.hit_probability.item(at), self.stored_probability.item(at)
+        return self.quantiles_of(self.one(path, row))
+
+    def quantiles_of(self, one: One) -> tuple[list[float], list[float]]:
+        """The same of a candidate that was asked for before."""
+        hit, stored = one.hit_probability, one.stored_probability
         outcomes = (
-            (hit, self.first_token_s.item(at)),
-            (stored, self.stored_s.item(row)),
-            (max(0.0, 1.0 - hit - stored), self.first_token_s.item((_RECOMPUTE, row))),
+            (hit, one.first_token_s),
+            (stored, one.stored_s),
+            (max(0.0, 1.0 - hit - stored), one.recompute_s),
         )
-        scale = self.scale if isinstance(self.scale, float) else self.scale.item(row)
-        shift = self.shift if isinstance(self.shift, float) else self.shift.item(row)
-        raw = spread_quantiles_of_one_s(outcomes, LEVELS, scale=scale, shift=shift)
+        raw = spread_quantiles_of_one_s(outcomes, LEVELS, scale=one.scale, shift=one.shift)
         return raw, raw if self.doubt is None else self.doubt.conformal.corrected_one(self.prompt_tokens, raw)
 
     @cached_property

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from estimators.candidates import LEVELS, Doubt, Estimates, Grid, Mask, Surroundings
+from estimators.candidates import LEVELS, Doubt, Estimates, Few, Grid, Mask, One, Surroundings
 from estimators.few_replicas import MOST_ROWS, FewReplicas
 from estimators.first_token import Discipline, Rest, Service, in_turn_mask, service, service_by_row
 from estimators.paths import COLUMN, PATHS, Path
@@ -28,7 +28,7 @@ from estimators.told import narrow
 from estimators.view import Column, FleetView
 from estimators.whereabouts import Whereabouts, unknown_ages
 
-__all__ = ["LEVELS", "Doubt", "Estimates", "Estimator", "Surroundings"]
+__all__ = ["LEVELS", "Doubt", "Estimates", "Estimator", "Few", "One", "Surroundings"]
 
 # Arrays: a Python number among the operands is converted at every call, for as much as the call itself.
 _ZERO, _ONE = np.array(0.0), np.array(1.0)

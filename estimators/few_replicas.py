@@ -9,15 +9,14 @@ Blind to  as there
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isnan
 
 import numpy as np
-import numpy.typing as npt
 
 from estimators.candidates import Doubt, Estimates, Surroundings
+from estimators.few_estimates import FewEstimates, Numbers
 from estimators.queueing import OVERDUE_SHARE
 from estimators.request import RequestFacts
 from estimators.routes import Held, Routes, Rows
@@ -28,12 +27,7 @@ from estimators.whereabouts import survival, unknown_ages
 
 MOST_ROWS = 8  # beyond, arrays are cheaper
 
-# What is worked out for each replica: first of itself, then of each path, local, recompute, remote and peer.
-_BY_ROW = ("queue_s", "pace_s", "step_growth_s", "decoding", "remaining_tokens", "stored_s")
-_BY_PATH = ("possible", "reused", "fetch_s", "prefill_s", "first_token_s", "hit_probability", "stored_probability")
 MOST_PATHS = 4
-
-Numbers = tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -107,32 +101,15 @@ class FewReplicas:
             in_store=None if doubt is None or not store else survival(doubt.hits, Tier.REMOTE, held, now_s).tolist(),
             now_s=now_s,
         )
-        numbers = self._numbers(asked, view, around)
-        queue, pace_s, growth_s, decoding, remaining, stored_s = numbers[: len(_BY_ROW)]
-        grids = numbers[len(_BY_ROW) :].reshape(len(_BY_PATH), -1, view.rows)[:, : self._paths]
-        possible, reused, fetch, prefill, first, hit, stored = grids
-        return Estimates(
-            possible=possible > 0.0,
-            reused_tokens=reused,
-            queue_s=queue,
-            fetch_s=fetch,
-            ready_s=fetch,
-            prefill_s=prefill,
-            compute_s=prefill,
-            first_token_s=first,
-            hit_probability=hit,
-            stored_probability=stored,
-            stored_s=stored_s,
+        of_rows, of_paths = self._numbers(asked, view, around)
+        return FewEstimates(
+            of_rows,
+            of_paths,
+            paths=self._paths,
+            view=view,
             age_s=self._unknown_ages if held.age_s is None else held.age_s,
-            pace_s=pace_s,
-            decoding=decoding,
-            remaining_tokens=remaining,
-            step_growth_s=growth_s,
             around=around,
             prompt_tokens=request.prompt_tokens,
-            pace_scale=view.pace_scale,
-            weights_s=view.weights_s,
-            usd_per_hour=view.usd_per_hour,
             peers=peers,
             scale=0.0 if doubt is None else doubt.spread.scale(now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
@@ -140,23 +117,23 @@ class FewReplicas:
             held=held,
         )
 
-    def _numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> npt.NDArray[np.float64]:
-        """All of `_BY_ROW`, then each of `_BY_PATH` for two or for all paths, shape (numbers, rows)."""
+    def _numbers(self, asked: Asked, view: FleetView, around: Surroundings) -> tuple[list[Numbers], list[Numbers]]:
+        """`BY_ROW` of every replica, and its `BY_PATH` for two or for all paths."""
         straight = self._table.idle and self._bytes_per_token > 0.0
         ready = view.ready.tolist()
         waiting = known(view.foreign_waiting.tolist(), ready)
         decoding = known(view.foreign_decoding.tolist(), ready)
-        numbers: list[float] = []
+        of_rows: list[Numbers] = []
+        of_paths: list[Numbers] = []
         for number, row in enumerate(view.table.T.tolist()):
             own, work_s, full = self._of_row(number, asked, row, around, waiting[number], decoding[number])
             if self._only_own:
                 stored_s, by_path = self._of_own(number, asked, ready[number], own[0], work_s)
             else:
                 stored_s, by_path = self._by_path(number, asked, ready[number], own[0], work_s, straight, full)
-            numbers += own
-            numbers.append(stored_s)
-            numbers += by_path
-        return np.frombuffer(array("d", numbers)).reshape(view.rows, -1).T.copy()
+            of_rows.append((*own, stored_s))
+            of_paths.append(by_path)
+        return of_rows, of_paths
 
     def _of_row(
         self,
@@ -166,8 +143,8 @@ class FewReplicas:
         around: Surroundings,
         foreign_waiting: float,
         foreign_decoding: float,
-    ) -> tuple[Numbers, list[float], bool]:
-        """`_BY_ROW` but the last; C of the prompt with what HBM, nothing, the store and the peer have of it; and
+    ) -> tuple[tuple[float, ...], list[float], bool]:
+        """`BY_ROW` but the last; C of the prompt with what HBM, nothing, the store and the peer have of it; and
         whether there is no KV memory for it now.
         """
         # fmt: off
@@ -196,8 +173,12 @@ class FewReplicas:
         # C of the prompt, by how much of it is reused, and of what waits.
         hbm = asked.hbm[number]
         works = []
-        reusable = hbm, 0.0, asked.store, hbm if asked.peers is None else asked.hbm[asked.peers[number]]
-        for reused in reusable[:2] if self._only_own else reusable:
+        reusable: tuple[float, ...] = (0.0,)
+        if not self._only_own:
+            reusable = hbm, 0.0, asked.store, hbm if asked.peers is None else asked.hbm[asked.peers[number]]
+        elif hbm > 0.0:
+            reusable = hbm, 0.0
+        for reused in reusable:
             new = prompt - reused
             pairs = new * (reused + 0.5 * new) if plain else float(costs.pairs(new, reused))
             works.append((new * token_s + head_s, pairs * pair_s, new))
@@ -210,6 +191,8 @@ class FewReplicas:
             work_s = of_linear * linear_s + of_attention * attention_s + steps * step_s + constant_s
             lacks_s = gap_s - (linear_s + attention_s) * (full - steps + 1.0) / full
             computed.append(work_s + of_memory * lacks_s if lacks_s > 0.0 else work_s)
+        if len(reusable) == 1:  # with nothing in HBM both are the same
+            computed.insert(0, computed[0])
 
         # The pace of a decode, and Q.
         growth_s = float(costs.read_tokens(prompt)) * context_s
@@ -255,7 +238,7 @@ class FewReplicas:
     def _by_path(
         self, number: int, asked: Asked, ready: bool, queue_s: float, work_s: list[float], straight: bool, full: bool
     ) -> tuple[float, Numbers]:
-        """First token with what only the store has; and `_BY_PATH`, of one replica.
+        """First token with what only the store has; and `BY_PATH`, of one replica.
 
         straight : whether every fetch takes a fixed time, and then the same for each token
         full : there is no memory for what a fetch brings, so the replica computes

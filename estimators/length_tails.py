@@ -12,7 +12,7 @@ Source    A is the integrated survival function; its ratio to S is the mean resi
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from math import exp, log
 from typing import NamedTuple
@@ -50,9 +50,10 @@ class Tail(NamedTuple):
 
 def of_one(tokens: float) -> Table:
     """Tails of an answer of exactly `tokens` (>= 0)."""
-    table = np.empty((len(EDGES), 2))
-    np.less(_EDGES, tokens, out=table[:, 0], casting="unsafe")
-    np.maximum(tokens - _EDGES, 0.0, out=table[:, 1])
+    table = np.zeros((len(EDGES), 2))
+    below = bisect_left(EDGES, tokens)  # edges it exceeds, all of them at the start
+    table[:below, 0] = 1.0
+    np.subtract(tokens, _EDGES[:below], out=table[:below, 1])
     return table
 
 

@@ -28,10 +28,15 @@ def queue_behind_s(*, arrival_rps: float, utilisation: float, queue_s: Column, w
     arrival_rps : arrivals per second at one replica, >= 0; the same for all, since per-replica rates feed back
     utilisation : arrival_rps x mean work, clipped to 0.95
     """
+    factor_rps = queue_factor_rps(arrival_rps=arrival_rps, utilisation=utilisation)
+    return factor_rps * work_s * (2.0 * queue_s + work_s)
+
+
+def queue_factor_rps(*, arrival_rps: float, utilisation: float) -> float:
+    """lambda / (2 (1 - rho)): what a product of seconds is multiplied with in `queue_behind_s`."""
     require(0 <= arrival_rps < float("inf"), "arrival_rps", arrival_rps)
     require(0 <= utilisation < float("inf"), "utilisation", utilisation)
-    factor = arrival_rps / (2.0 * (1.0 - min(utilisation, LARGEST_UTILISATION)))
-    return factor * work_s * (2.0 * queue_s + work_s)
+    return arrival_rps / (2.0 * (1.0 - min(utilisation, LARGEST_UTILISATION)))
 
 
 def running_decodes_s(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: checked assignments cost as much as all else that is made of a short prompt
 class RequestFacts:
-    """What is known of a request before it is placed.
+    """What is known of a request before it is placed; not to be changed.
 
     request_id : unique among requests in flight
     model : name the client asked for

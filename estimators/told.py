@@ -51,15 +51,17 @@ def narrow(estimates: Estimates, told: Told, view: FleetView) -> None:
     if len(possible) <= _REMOTE:
         return
     _fall_to_store(estimates, told.asks_store)
-    in_turn = in_turn_mask(view.disciplines)
-    in_time = in_turn & (estimates.queue_s >= estimates.fetch_s)
     unasked = possible[_REMOTE] & told.asks_store
-    possible[_REMOTE] &= told.asks_store | (told.store & (in_time[_REMOTE] | ~told.ahead_store))
+    possible[_REMOTE] &= told.asks_store | told.store
     for path in (_LOCAL, _RECOMPUTE, *range(_HOST, len(possible))):
         possible[path] &= ~unasked
     if len(possible) > _PEER:
         more = reused[_PEER] > np.where(unasked, reused[_REMOTE], reused[_LOCAL])
-        possible[_PEER] &= told.peer & more & (in_time[_PEER] | ~told.ahead_peer)
+        possible[_PEER] &= told.peer & more
+    if told.ahead_store.any() or told.ahead_peer.any():
+        late = ~(in_turn_mask(view.disciplines) & (estimates.queue_s >= estimates.fetch_s))
+        possible[_REMOTE] &= told.asks_store | ~(told.ahead_store & late[_REMOTE])
+        possible[_PEER : _PEER + 1] &= ~(told.ahead_peer & late[_PEER : _PEER + 1])
 
 
 def _fall_to_store(estimates: Estimates, asks: Mask) -> None:

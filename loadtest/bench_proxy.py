@@ -3,9 +3,10 @@
 Question  is this router's relay, and its decision, cheaper than every Rust router's; does a first byte come as soon,
           and does memory stay where it was?
 Work      four stub engines and the clients on one core, each proxy on the other (`--core`), one of them busy at a time.
-          16 connections send chat requests of 64 B, 32 kB and 256 kB, of which a quarter of the text is new within a
-          family of four; 100 streams of pieces 10 ms apart; requests one at a time; 5,000 open streams; prompts of
-          1 MB beside /health every 2 ms. Seeds are fixed. A first run of each case warms up and is not counted
+          16 connections (`--connections`) send chat requests of 64 B, 32 kB and 256 kB, of which a quarter of the text
+          is new within a family of four; 100 streams of pieces 10 ms apart; requests one at a time; 5,000 open streams;
+          prompts of 1 MB beside /health every 2 ms. This router decides once by guesses at caches and once with the
+          engines' events, which tell it nothing of text. Seeds are fixed. A first run of each case warms up
 Measure   utime and stime of the proxy's process and its children, from /proc, over whole answers; rounds take turns
           over the proxies, and medians are given, as microseconds and as ratios to nginx in the same run. What else
           runs on the machine moves processor time by a few per cent through caches; it moves first bytes far more
@@ -46,6 +47,7 @@ RELAYING = (
 )
 DECIDING = (
     Proxy("tfirst e2e", OURS, decides=True),
+    Proxy("tfirst e2e, events", OURS, decides=True, events=True),
     *(Proxy(f"{peer} cache_aware", peer, decides=True, policy="cache_aware") for peer in PEERS),
 )
 
@@ -53,13 +55,21 @@ DECIDING = (
 @contextlib.contextmanager
 def stubs(core: int, every_s: float = EVERY_S) -> Iterator[list[int]]:
     """The engines' ports."""
+    with stubs_with_events(core, every_s) as (ports, _):
+        yield ports
+
+
+@contextlib.contextmanager
+def stubs_with_events(core: int, every_s: float = EVERY_S) -> Iterator[tuple[list[int], list[int]]]:
+    """The engines' ports, and those of their cache events."""
     command = ["taskset", "-c", str(core), sys.executable, "-m", "loadtest.proxy_bench.stub"]
     command += ["--replicas", str(REPLICAS), "--every-ms", str(every_s * 1e3)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
-            yield [int(port) for port in process.stdout.readline().split()]
+            ports, events = ([int(port) for port in process.stdout.readline().split()] for _ in range(2))
+            yield ports, events
         finally:
             process.stdin.close()
 
@@ -81,10 +91,12 @@ def all_started(proxies: Sequence[Proxy], setting: Setting) -> Iterator[list[Run
         yield up
 
 
-async def per_request(proxy: Running, requests: Sequence[bytes], *, seconds: float, seed: int) -> float:
+async def per_request(
+    proxy: Running, requests: Sequence[bytes], *, seconds: float, seed: int, connections: int = CONNECTIONS
+) -> float:
     """Processor microseconds of one request."""
     began_s = busy_s(proxy.family)
-    tally = await closed_loop(proxy.port, requests, connections=CONNECTIONS, seconds=seconds, seed=seed)
+    tally = await closed_loop(proxy.port, requests, connections=connections, seconds=seconds, seed=seed)
     if tally.wrong:
         raise RuntimeError(f"{proxy.proxy.name}: {tally.wrong} answers were wrong (status {tally.status})")
     return 1e6 * (busy_s(proxy.family) - began_s) / tally.answered
@@ -103,8 +115,8 @@ async def per_piece(proxy: Running, *, seconds: float) -> float:
 class Bench:
     """Runs measures in rounds over proxies that take turns, and keeps every row."""
 
-    def __init__(self, setting: Setting, *, rounds: int, seconds: float) -> None:
-        self.setting, self.rounds, self.seconds = setting, rounds, seconds
+    def __init__(self, setting: Setting, *, rounds: int, seconds: float, connections: int = CONNECTIONS) -> None:
+        self.setting, self.rounds, self.seconds, self.connections = setting, rounds, seconds, connections
         self.rows: list[Row] = []
 
     def note(self, proxy: str, measure: str, value: float, turn: int = 0) -> None:
@@ -115,7 +127,7 @@ class Bench:
         for turn in range(-1, self.rounds):  # the first warms up
             for proxy in proxies:
                 seconds = self.seconds if turn >= 0 else min(self.seconds, 1.0)
-                value = await per_request(proxy, requests, seconds=seconds, seed=turn)
+                value = await per_request(proxy, requests, seconds=seconds, seed=turn, connections=self.connections)
                 if turn >= 0:
                     self.note(proxy.proxy.name, kind, value, turn)
         self.tell(kind)
@@ -245,6 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement (default 1.5)")
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="that send requests at once (default 16)")
     parser.add_argument("--soak-s", type=float, default=40.0)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--peers-venv", type=Path, help="environment for the Rust routers, made when it is not there")
@@ -256,9 +269,10 @@ def main() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # inherited; a proxy holds two sockets for each stream
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {args.core} or {args.core})
-    with tempfile.TemporaryDirectory(prefix="bench-proxy-") as name, stubs(min(os.sched_getaffinity(0))) as replicas:
-        setting = Setting(Path(name), replicas, args.peers_venv, args.core)
-        bench = Bench(setting, rounds=args.rounds, seconds=args.seconds)
+    near = min(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="bench-proxy-") as name, stubs_with_events(near) as (replicas, publishers):
+        setting = Setting(Path(name), replicas, args.peers_venv, args.core, publishers)
+        bench = Bench(setting, rounds=args.rounds, seconds=args.seconds, connections=args.connections)
         try:
             uvloop.run(run(bench, args.parts, args.soak_s))
         finally:

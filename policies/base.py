@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from estimators.estimates import Estimates
+from estimators.estimates import Estimates, Few
 from estimators.paths import PATHS, Path
 from estimators.request import RequestFacts
 from estimators.view import FleetView
@@ -34,7 +35,7 @@ class Reason(Enum):
     EXPLORED = "explored"  # by chance, to learn what would have happened
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for every decision; not to be changed all the same
 class Choice:
     row: int  # replica, a row of the fleet view
     path: Path
@@ -88,6 +89,16 @@ def pick_smallest(values: npt.NDArray[np.float64], rng: np.random.Generator) -> 
     return int(rng.choice(tied)), 1.0 / len(tied)
 
 
+def pick_smallest_of_few(values: Sequence[float], rng: np.random.Generator) -> tuple[int, float]:
+    """`pick_smallest` of a handful of numbers: the same pick, with the same draw."""
+    smallest = min(values)
+    least = smallest + 1e-12 * abs(smallest)
+    tied = [place for place, value in enumerate(values) if value <= least]
+    if len(tied) == 1:
+        return tied[0], 1.0
+    return int(rng.choice(tied)), 1.0 / len(tied)
+
+
 def smallest(values: npt.NDArray[np.float64], among: Mask) -> Mask:
     """Who of `among` (rows,), at least one, has the smallest of `values` (rows,), up to one part in 10^12."""
     masked = np.where(among, values, np.inf)
@@ -123,3 +134,11 @@ def choose_candidate(values: npt.NDArray[np.float64], estimates: Estimates, rng:
     column, row = divmod(flat, masked.shape[1])
     reason = Reason.LOWEST_ESTIMATE if np.count_nonzero(estimates.usable_rows) > 1 else Reason.ONLY_READY
     return Choice(row, PATHS[column], reason, probability)
+
+
+def choose_of_few(values: Sequence[float], few: Sequence[Few], rng: np.random.Generator) -> Choice:
+    """`choose_candidate` among `few`, one value each."""
+    place, probability = pick_smallest_of_few(values, rng)
+    chosen = few[place]
+    alone = all(one.row == chosen.row for one in few)
+    return Choice(chosen.row, PATHS[chosen.column], Reason.ONLY_READY if alone else Reason.LOWEST_ESTIMATE, probability)

@@ -36,6 +36,16 @@ class Why(Enum):
     INTERNAL = "internal"  # the router's own mistake
 
 
+class Means(Enum):
+    """How an engine is told where a prompt's state is to come from. A closed set: each becomes a metric label."""
+
+    HEADER = "header"  # a field of the request names the peer to read
+    BODY = "body"  # a member of its body does
+    MOVE = "move"  # LMCache's controller copies it from the peer, ahead of the request
+    PIN = "pin"  # the controller keeps it where it is
+    PREFETCH = "prefetch"  # LMCache's coordinator loads it from the store, ahead of the request
+
+
 class Outcome(Enum):
     """How a request ended, once. A closed set: each becomes a metric label."""
 
@@ -69,6 +79,9 @@ class Hold:
     request: RequestFacts
     owner: Any = None  # the shell's: who is to hear of it
     ticket: object = None  # the dispatcher's own record; opaque to the shell
+    row: int = -1  # the full replica it waits for although it could go; -1: for any
+    path: Path = Path.RECOMPUTE  # how its prompt state would get there
+    source: str | None = None  # replica to read from then, on path PEER
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +96,7 @@ class Send:
     source: str | None = None  # replica to read from, on path PEER
     attempt: int = 1
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # added to the upstream request
+    members: dict[str, bytes] = field(default_factory=dict)  # added to objects of its body, by the object's name
     explain: str | None = None  # JSON for the response header x-tfirst-explain, when asked for
     placement: object = None  # the dispatcher's own record; opaque to the shell
     held: Hold | None = None  # it waited, and this is for its owner; None: for who asked
@@ -101,4 +115,23 @@ class Refuse:
     why: Why | None = None  # what it is counted as; None: it ends nothing that is counted as refused
 
 
+@dataclass(slots=True, eq=False)
+class Hint:
+    """Have a prompt's state brought to, or kept on, the replica where its request is or will be; it does not wait."""
+
+    means: Means
+    request: RequestFacts
+    row: int  # of that replica
+    source: int = -1  # row of the replica that has it, for MOVE
+    call: Any = None  # the shell's: what came of it so far
+
+
+@dataclass(slots=True, eq=False)
+class Withdraw:
+    """Stop what `hint` asked for, as far as that can be stopped: the request will not need it."""
+
+    hint: Hint
+
+
 Action = Send | Hold | Refuse
+Aside = Hint | Withdraw  # told beside the request, to others

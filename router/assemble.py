@@ -34,6 +34,7 @@ from router.placing import Replica
 from router.plain import PlainDispatcher, reads_estimates
 from router.plugins import build_policy
 from router.prompts import CharactersPerToken, PromptReader
+from router.prompts.reader import LARGEST_WALK
 from router.receipts import Receipt
 from router.rows import Rows, first_discipline, patience_s, replica_prior, usd_per_hour
 from router.signals.looked_up import Answers
@@ -143,6 +144,7 @@ def assemble(
         characters_per_token,
         chunks=chunks,
         tenant_field=tenant_field,
+        largest_walk=LARGEST_WALK if estimated or chunks else 0,
         unit_field=unit_field(config.experiment),
     )
     rows = Rows(fleet, dispatcher=dispatcher, holdings=holdings, names=names)

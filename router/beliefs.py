@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimators.estimates import Estimates
-from estimators.paths import COLUMN, Path
+from estimators.paths import Path
 from estimators.request import RequestFacts
 from estimators.routes import Blocks, Held
 from estimators.tiers import Tier
@@ -49,7 +49,7 @@ def belief_of(request: RequestFacts, held: Held, estimates: Estimates, choice: C
     if below is not None and below.item(row) > own:
         own = sure = below.item(row)
     own = min(own, len(request.chain))
-    total = max(own, int(estimates.reused_tokens[COLUMN[path], row]) // block_tokens)
+    total = max(own, int(estimates.one(path, row).reused_tokens) // block_tokens)
     if path is Path.PEER and estimates.peers is not None:
         return Belief(own, min(sure, own), total, int(estimates.peers[row]), Tier.HBM)
     return Belief(own, min(sure, own), total, row, Tier.REMOTE)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isnan, nan
+from math import inf, isnan, nan
 
 import numpy as np
 
 from estimators.estimates import Estimates
 from estimators.hit_probability import TIER_ROW
-from estimators.paths import COLUMN, Path
+from estimators.output_length import Kind
+from estimators.paths import Path
 from estimators.request import RequestFacts
 from estimators.tiers import Tier
 from estimators.view import FleetView
@@ -56,25 +57,20 @@ class Forecast:
     @classmethod
     def of(cls, estimates: Estimates, choice: Choice) -> Forecast:
         """The forecast of `choice`."""
-        row = choice.row
-        at = COLUMN[choice.path], row
-        raw, issued = estimates.quantiles_s(choice.path, choice.row)
-        reused = estimates.reused_tokens[:, choice.row].tolist()
-        local = reused[COLUMN[Path.LOCAL]]
-        has_tiers = len(reused) > COLUMN[Path.HOST]
-        host, disk = (reused[COLUMN[Path.HOST]], reused[COLUMN[Path.DISK]]) if has_tiers else (local, local)
+        one = estimates.one(choice.path, choice.row)
+        raw, issued = estimates.quantiles_of(one)
         return cls(
-            first_token_s=estimates.first_token_s.item(at),
-            recompute_s=estimates.first_token_s.item((COLUMN[Path.RECOMPUTE], row)),
-            hit_probability=estimates.hit_probability.item(at),
+            first_token_s=one.first_token_s,
+            recompute_s=one.recompute_s,
+            hit_probability=one.hit_probability,
             raw_quantiles_s=raw,
             quantiles_s=issued,
-            queue_s=estimates.queue_s.item(row),
-            fetch_s=estimates.fetch_s.item(at),
-            local_tokens=local,
-            host_tokens=host,
-            disk_tokens=disk,
-            age_s=estimates.age_s[:, row].tolist(),  # a copy: the rest is lent for one decision
+            queue_s=one.queue_s,
+            fetch_s=one.fetch_s,
+            local_tokens=one.local_tokens,
+            host_tokens=one.host_tokens,
+            disk_tokens=one.disk_tokens,
+            age_s=one.age_s,
         )
 
 
@@ -91,6 +87,7 @@ class Booking:
     new_tokens, reused_tokens : prompt tokens expected to be computed, and not
     ready_at_s : earliest start its fetch allows
     starts_at_s : when its prefill should start, known once it is the first waiting
+    kind : what its answer's length is learned by, once that is known
     start_seen : that start followed a first token, or an idle replica; not a fetch, nor a request that left
     """
 
@@ -111,6 +108,7 @@ class Booking:
     output_tokens: float
     starts_at_s: float = nan
     first_token_at_s: float = nan
+    kind: Kind | None = None
     start_seen: bool = False
     decoding: bool = False
     released: bool = False
@@ -137,6 +135,7 @@ class Ledger:
         # Ordered dictionaries: the first of a plain one takes ever longer to find when firsts are deleted.
         self._waiting: list[OrderedDict[Booking, None]] = [OrderedDict() for _ in range(view.rows)]
         self._silent = 0  # of those, not streamed: only they end unseen
+        self._soonest_s = inf  # no prefill in service ends before
 
     def place(
         self,
@@ -150,19 +149,18 @@ class Ledger:
     ) -> Booking:
         """Book `request` as `choice` says and as estimated; own_work_s : (linear, attention), output head excluded."""
         row = choice.row
-        at = COLUMN[choice.path], row
-        reused = estimates.reused_tokens.item(at)
-        compute_s = estimates.compute_s.item(at)
+        one = estimates.one(choice.path, row)
+        reused, compute_s = one.reused_tokens, one.compute_s
         linear_s, attention_s = own_work_s
         booking = Booking(
             request=request,
             row=row,
             placed_at_s=now_s,
-            ready_at_s=now_s + estimates.ready_s.item(at),
+            ready_at_s=now_s + one.ready_s,
             compute_s=compute_s,
             linear_s=linear_s + self._view.head_s.item(row),
             attention_s=attention_s,
-            held_s=max(0.0, compute_s - estimates.prefill_s.item(at)),
+            held_s=max(0.0, compute_s - one.prefill_s),
             path=choice.path,
             forecast=Forecast.of(estimates, choice),
             remaining_tokens=remaining_tokens,
@@ -219,14 +217,17 @@ class Ledger:
 
     def settle(self, now_s: float) -> None:
         """Let time pass: a request that is not streamed shows no first token, so its prefill ends as expected."""
-        if not self._silent:
+        if not self._silent or now_s < self._soonest_s:
             return
-        for row in (self._view.head_ends_s <= now_s).nonzero()[0].tolist():
+        self._soonest_s = inf
+        ends_s = self._view.head_ends_s
+        for row in (ends_s <= now_s).nonzero()[0].tolist():
             while (head := next(iter(self._waiting[row]), None)) is not None:
-                ends_s = float(self._view.head_ends_s[row])
-                if head.request.streams or ends_s > now_s:
+                ended_s = ends_s.item(row)
+                if head.request.streams or ended_s > now_s:
                     break
-                self._end_prefill(head, ends_s)
+                self._end_prefill(head, ended_s)
+        self._soonest_s = min((ended_s for ended_s in ends_s.tolist() if ended_s > now_s), default=inf)
 
     def next_settled_s(self) -> float | None:
         """When `settle` has something to do; None while nothing but streams is in service."""
@@ -242,7 +243,9 @@ class Ledger:
     def _serve(self, booking: Booking, from_s: float, *, seen: bool) -> None:
         booking.starts_at_s = max(from_s, booking.ready_at_s)
         booking.start_seen = seen and booking.ready_at_s <= from_s
-        self._view.head_ends_s[booking.row] = booking.starts_at_s + booking.compute_s
+        ends_s = booking.starts_at_s + booking.compute_s
+        self._soonest_s = min(self._soonest_s, ends_s)
+        self._view.head_ends_s[booking.row] = ends_s
         self._view.head_compute_s[booking.row] = booking.compute_s
         self._view.head_tokens[booking.row] = booking.request.prompt_tokens
 
@@ -279,8 +282,7 @@ class Ledger:
         view, row = self._view, booking.row
         behind = len(self._waiting[row]) - 1
         if behind <= 0:  # nothing is left; also clears what rounding left
-            for column in view.waiting:
-                column[row] = 0.0
+            view.waiting[:, row] = 0.0
             return
         view.waiting_linear_s[row] += sign * booking.linear_s
         view.waiting_attention_s[row] += sign * booking.attention_s

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Hold, Send
+from router.actions import Action, Aside, Cause, Ended, Hold, Send
+from router.directing.directions import Directions
 from router.dispatch import Dispatcher
 from router.placing import Placement
 from router.signals.orca import REQUEST_HEADER
@@ -29,6 +30,8 @@ class TimedDecider:
     ranks : the rank of each row behind its URL; None where it is alone there
     asks_load : have engines tell their load in the heads of whole answers
     fields : added to every request of each row, such as the key it wants
+    directions : what engines are told of a prompt's state; None: they decide by themselves
+    aside : obeys what is to be told aside; never waits
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class TimedDecider:
         ranks: Sequence[int | None],
         asks_load: bool = False,
         fields: Callable[[int], Iterable[tuple[bytes, bytes]]] = lambda row: (),
+        directions: Directions | None = None,
+        aside: Callable[[Aside], object] = lambda aside: None,
     ) -> None:
         self._dispatcher = dispatcher
         self._took = took
@@ -47,6 +52,8 @@ class TimedDecider:
         self._fields_of = fields
         self._fields: list[list[tuple[bytes, bytes]]]
         self._asks_load = asks_load
+        self._directions = directions
+        self._tell_aside = aside
         self._adds_fields: bool
         self.members_changed(ranks)
 
@@ -60,24 +67,31 @@ class TimedDecider:
 
     def arrived(self, request: RequestFacts, now_s: float) -> list[Action]:
         began_s = perf_counter()
+        if self._directions is not None:
+            self._directions.look(now_s)
         actions = self._dispatcher.arrived(request, now_s)
         self._took(perf_counter() - began_s)
-        return self._with_fields(actions)
+        return self._complete(actions, now_s)
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
-        return self._with_fields(self._dispatcher.first_token(sent, now_s))
+        if self._directions is not None:
+            self._directions.first_token(sent)
+        return self._complete(self._dispatcher.first_token(sent, now_s), now_s)
 
     def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
-        return self._with_fields(self._dispatcher.failed(sent, cause, now_s, retry_after_s))
+        self._over(sent)
+        return self._complete(self._dispatcher.failed(sent, cause, now_s, retry_after_s), now_s)
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
-        return self._with_fields(self._dispatcher.cancelled(sent, now_s))
+        self._over(sent)
+        return self._complete(self._dispatcher.cancelled(sent, now_s), now_s)
 
     def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
-        return self._with_fields(self._dispatcher.left(hold, now_s, too_long=too_long))
+        self._over(hold)
+        return self._complete(self._dispatcher.left(hold, now_s, too_long=too_long), now_s)
 
     def due(self, now_s: float) -> list[Action]:
-        return self._with_fields(self._dispatcher.due(now_s))
+        return self._complete(self._dispatcher.due(now_s), now_s)
 
     @property
     def next_due_s(self) -> float | None:
@@ -87,9 +101,22 @@ class TimedDecider:
         placement = sent.placement
         if sent.request.tokenised and isinstance(placement, Placement):
             self._answered(sent.request, ended, placement.booking.reused_tokens)
-        return self._with_fields(self._dispatcher.finished(sent, ended, now_s))
+        if self._directions is not None:
+            self._obey(self._directions.finished(sent, ended, now_s))
+        return self._complete(self._dispatcher.finished(sent, ended, now_s), now_s)
 
-    def _with_fields(self, actions: list[Action]) -> list[Action]:
+    def _over(self, gone: Send | Hold) -> None:
+        if self._directions is not None:
+            self._obey(self._directions.over(gone))
+
+    def _obey(self, asides: list[Aside]) -> None:
+        for aside in asides:
+            self._tell_aside(aside)
+
+    def _complete(self, actions: list[Action], now_s: float) -> list[Action]:
+        """What the dispatcher said, with what is told beside it."""
+        if self._directions is not None and actions:
+            self._obey(self._directions.directed(actions, now_s))
         if self._adds_fields:
             for action in actions:
                 if isinstance(action, Send):

@@ -22,19 +22,20 @@ import numpy as np
 
 from estimators.ranges import require
 from estimators.tiers import Tier
-from router.blocks.beliefs import Float64s, Int32s, Match, Stats
+from router.blocks.beliefs import Bools, Float64s, Int32s, Match, Stats
 from router.blocks.doubts import Doubt, Doubts
 from router.blocks.expected import Expected
 from router.blocks.intake import Intake, settle
 from router.blocks.ledger import Ledger
 from router.blocks.routed import Routed
 from router.blocks.store import SharedStore
-from router.blocks.table import UInt64s
+from router.blocks.table import Positions, UInt64s
 from router.signals.claims import Applied
 from router.signals.wire import Batch
 
 __all__ = ["Directory", "Match", "Stats"]
 
+_SPARE = 4  # rows that may turn over a new leaf before the first of them is swept
 _TOGETHER = 512  # keys put off at most, half a millisecond of work; twice as many are a tenth cheaper each
 _MOST_DOUBTS = 4096
 
@@ -52,6 +53,7 @@ class Directory:
     penalty_s : how long a copy that was not there, or did not come, gets no credit, > 0
     expected_limit : blocks of all requests in flight together
     expected_s : how long a request in flight is expected to leave its blocks, > 0
+    at_once : engine hashes forgotten in one stretch, >= 1: some milliseconds; more are left to `sweep`
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class Directory:
         penalty_s: float = 30.0,
         expected_limit: int = 1 << 20,
         expected_s: float = 120.0,
+        at_once: int = 1 << 12,
     ) -> None:
-        if min(block_tokens, rows, source_limit, memory_limit, cap, expected_limit) < 1:
+        if min(block_tokens, rows, source_limit, memory_limit, cap, expected_limit, at_once) < 1:
             raise ValueError("block_tokens, rows and the limits must be at least 1")
         require(0.0 < penalty_s < np.inf, "penalty_s", penalty_s)
         require(0.0 < expected_s < np.inf, "expected_s", expected_s)
@@ -74,7 +77,11 @@ class Directory:
         self.rows = rows
         self._source_limit = source_limit
         self._memory_limit = memory_limit
-        self._ledger = Ledger(rows + 1, cap=cap)
+        # Numbers of holders: of the rows at first, the store, and some for rows that turn over a new leaf.
+        self._numbers = list(range(rows))
+        self._moved: Positions | None = None  # the same as an array, once they are not just the rows
+        spare = range(rows + 1, rows + 1 + _SPARE)
+        self._ledger = Ledger(rows + 1 + _SPARE, cap=cap, spare=spare, at_once=at_once)
         self._sources: dict[int, Intake] = {}
         self._routed: dict[int, Routed] = {}
         self._approximate = np.zeros(rows, dtype=bool)
@@ -111,7 +118,7 @@ class Directory:
         self.drop_source(row)
         self._sources[row] = Intake(
             self._ledger,
-            self._ledger.open(row, model, one_copy=one_copy, limit=self._source_limit),
+            self._ledger.open(self._numbers[row], model, one_copy=one_copy, limit=self._source_limit),
             block_tokens=self.block_tokens,
             memory_limit=max(1, self._memory_limit // self.rows),
             told=partial(self._told, row, model),
@@ -130,7 +137,7 @@ class Directory:
             known.resize(capacity_blocks, self._totals)
             return
         self.drop_source(row)
-        claims = self._ledger.open(row, model, one_copy=True, limit=self._source_limit)
+        claims = self._ledger.open(self._numbers[row], model, one_copy=True, limit=self._source_limit)
         self._routed[row] = Routed(self._ledger, claims, capacity=min(capacity_blocks, claims.limit))
         self._note_approximate()
 
@@ -142,6 +149,7 @@ class Directory:
         for gone in (self._sources.pop(row, None), self._routed.pop(row, None)):
             if gone is not None:
                 self._ledger.close(gone.claims)
+                self._renumber(row, gone.claims.holder)
         self._note_approximate()
 
     def forget(self, row: int) -> None:
@@ -156,6 +164,15 @@ class Directory:
         for source in (self._sources.get(row), self._routed.get(row)):
             if source is not None:
                 source.clear()
+                self._renumber(row, source.claims.holder)
+
+    def sweep(self) -> bool:
+        """Forget some more of what rows held that were cleared or left: to be called, now and then, while it says so.
+
+        Until then it only takes room; nothing of it is believed.
+        """
+        self._settle()
+        return self._ledger.sweep()
 
     def drop_adapter(self, row: int, adapter: str) -> None:
         """The adapter of this name was unloaded from `row`, or loaded anew, perhaps with other weights.
@@ -169,6 +186,7 @@ class Directory:
             source.drop_adapter(adapter)
         if routed is not None:
             routed.clear()
+            self._renumber(row, routed.claims.holder)
 
     def clear_store(self) -> None:
         """Believe nothing of the shared store any more."""
@@ -201,6 +219,7 @@ class Directory:
         self._now_s = max(self._now_s, now_s)
         done = Applied(unknown=batch.unknown, bad=batch.bad)
         source.take(batch.events, now_s, done)
+        self._renumber(row, source.claims.holder)  # it may have emptied its cache
         settle(self._ledger, [source], done)
         self._totals.add(done)
         return done
@@ -220,6 +239,7 @@ class Directory:
         self._totals.bad += batch.bad
         before = source.pending
         source.take(batch.events, now_s, self._totals)
+        self._renumber(row, source.claims.holder)
         self._unsettled[row] = source
         self._pending += max(0, source.pending - before)
         if self._pending >= _TOGETHER:
@@ -236,12 +256,15 @@ class Directory:
 
     # What the router itself knows
 
-    def sent(self, row: int, hashes: Sequence[int], now_s: float) -> None:
-        """A prompt was sent to `row`; matters only where the row's content is guessed (`add_routed`)."""
+    def sent(self, row: int, hashes: Sequence[int], now_s: float, *, each: int = 1) -> None:
+        """A prompt was sent to `row`; matters only where the row's content is guessed (`add_routed`).
+
+        each : blocks of `block_tokens` that one of these stands for, >= 1
+        """
         routed = self._routed.get(row)
         if routed is not None and len(hashes):
             self._now_s = max(self._now_s, now_s)
-            routed.sent(hashes, now_s, self._totals)
+            routed.sent(hashes, now_s, self._totals, each=each)
 
     def expect(self, row: int, hashes: Sequence[int], now_s: float) -> int:
         """A request in flight will leave these blocks on `row`. Returns its number, for `cancel`.
@@ -329,10 +352,20 @@ class Directory:
             _store_age=partial(self._store_age, hashes, now_s),
         )
 
+    @property
+    def approximate(self) -> Bools:
+        """Of which rows the content is a guess; lent."""
+        return self._approximate
+
     def holders(self, block: int) -> dict[Tier, tuple[int, ...]]:
         """Rows holding one block, by tier; `rows` (one past the last) stands for the shared store."""
         self._settle()
-        return {tier: tuple(who) for tier, who in self._ledger.books.index.holders(block).items()}
+        rows = {number: row for row, number in enumerate(self._numbers)} | {self.rows: self.rows}
+        found = {
+            tier: tuple(sorted(rows[number] for number in who if number in rows))
+            for tier, who in self._ledger.books.index.holders(block).items()
+        }
+        return {tier: who for tier, who in found.items() if who}
 
     def blocks(self) -> list[int]:
         """All blocks somebody holds, in no order: for tests and inspection."""
@@ -383,7 +416,8 @@ class Directory:
         """Leading blocks of each row in these tiers together; an engine reuses only whole blocks of its own."""
         index = self._ledger.books.index
         together = len(tiers) > 1
-        counts = (index.leading_together(tiers, positions) if together else index.leading(tiers[0], positions))[:-1]
+        every = index.leading_together(tiers, positions) if together else index.leading(tiers[0], positions)
+        counts = every[: self.rows] if self._moved is None else every[self._moved]
         for doubt in doubts:
             row, depth = doubt.holder, doubt.depth
             if doubt.tier in tiers and depth < counts[row]:
@@ -404,7 +438,14 @@ class Directory:
         return {one.model for one in claims}
 
     def _tiers_of(self, row: int, block: int) -> set[Tier]:
-        return {tier for tier, who in self._ledger.books.index.holders(block).items() if row in who}
+        number = self._numbers[row]
+        return {tier for tier, who in self._ledger.books.index.holders(block).items() if number in who}
+
+    def _renumber(self, row: int, number: int) -> None:
+        """The holder of `row` has this number from now on."""
+        if self._numbers[row] != number:
+            self._numbers[row] = number
+            self._moved = np.array(self._numbers)
 
     def _told(self, row: int, model: str, tier: Tier, blocks: Mapping[int, int]) -> None:
         """The publisher of `row` has just announced these keys and blocks."""

@@ -34,13 +34,14 @@ from router.placing import Placement, Placer, Replica
 from router.prompts import CharactersPerToken
 from router.receipts import Receipt
 from router.retries import RetryBudget, RetryConfig
-from router.standing import Standing
+from router.standing import Standing, may_serve
 from router.telling import telling
 
 MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
 OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
 _NEUTRAL = (Cause.ELSEWHERE, Cause.TOO_LONG)  # for health
 _LAST = (Cause.BROKEN, Cause.TOO_LONG)  # no other attempt, and no answer of the router's
+_NONE: frozenset[int] = frozenset()
 _TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
 
 
@@ -149,13 +150,14 @@ class Dispatcher:
             except OverrideRefused as exc:
                 refusal = refusals.override(exc.status, str(exc))
                 return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
-        if not any(standing.may_serve(request.model) for standing in self._standing) and self._has_replicas:
+        if self._has_replicas and not may_serve(self._standing, request.model):
             refusal = refusals.unknown_model(request.model, self.models)
             return [self._endings.refuse(receipt, refusal, arrived_at_s=now_s, now_s=now_s)]
         others = self.due(now_s)
         self.retries.request(now_s)
         self._placer.noticed(request, now_s)
-        return [*self._entrance.enter(request, receipt, frozenset(), arrived_at_s=now_s, now_s=now_s), *others]
+        actions = self._entrance.enter(request, receipt, _NONE, arrived_at_s=now_s, now_s=now_s)
+        return [*actions, *others] if others else actions
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""

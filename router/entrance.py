@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
+from estimators.paths import Path
 from estimators.request import RequestFacts
 from policies.base import Choice, Refused, Wait
 from router import refusals
@@ -60,6 +61,7 @@ class Candidacy:
     tried : replicas that failed it
     claim_row, claim_s : the full replica it waits for although it could go, and its work there; -1: none
     saved_s : what waiting for it was found to save
+    path, source : how its prompt's state would get there, and from which peer
     """
 
     request: RequestFacts
@@ -69,6 +71,8 @@ class Candidacy:
     claim_row: int = -1
     claim_s: float = 0.0
     saved_s: float = 0.0
+    path: Path = Path.RECOMPUTE
+    source: str | None = None
     hold: Hold | None = None  # once it waits
 
     @property
@@ -273,6 +277,7 @@ class Entrance:
         saved_s = there.first_token_s - expected.first_token_s
         if claims_s.get(choice.row, 0.0) < saved_s:
             self._claim(one, choice.row, expected.work_s, saved_s)
+            one.path, one.source = choice.path, self._placer.source_of(choice, expected.estimates)
             return None
         try:
             return there, self._placer.choose(one.request, there)
@@ -290,8 +295,9 @@ class Entrance:
             tried=one.tried,
             now_s=now_s,
         )
-        assert isinstance(sent.placement, Placement), "the placer's own"
-        sent.placement.trial = self._standings[sent.row].health.chosen(now_s)
+        if self._standings[sent.row].health.chosen(now_s):
+            assert isinstance(sent.placement, Placement), "the placer's own"
+            sent.placement.trial = True
         return sent
 
     def _let_wait(self, one: Candidacy, expected: Expected, now_s: float) -> list[Action]:
@@ -304,7 +310,7 @@ class Entrance:
             first_token_s = now_s - one.arrived_at_s + wait_s + work_s
             if first_token_s > deadline_s:
                 return [self._refuse(one, refusals.too_late(first_token_s, deadline_s, whole_seconds(wait_s)), now_s)]
-        one.hold = Hold(one.request, ticket=ticket)
+        one.hold = Hold(one.request, ticket=ticket, row=one.claim_row, path=one.path, source=one.source)
         pushed_out = self._backlog.put(ticket)
         if pushed_out is None:
             return [one.hold]

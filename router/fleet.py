@@ -16,6 +16,7 @@ from estimators.model_keys import ModelConfigError
 from estimators.shape_parts import Count
 from estimators.shapes import ModelShape
 from estimators.view import is_nobody
+from router.directing.settings import LmcacheSpec, ToldSpec, check_told
 from router.errors import ConfigError
 
 DEFAULT_STEP_TOKENS = 2048  # vLLM's default on most cards
@@ -88,6 +89,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     url : http(s)://host:port, or dns://name:port for a replica at each address of the name
     events, replay : addresses of its event publisher and of that one's replay
     api_key_env : environment variable with the key it wants; None: as the whole fleet
+    told : how it is told where a prompt's state is; None: as the whole fleet
     model, role, ranks, start_s, slow : read by the simulator; passed over here, but for the role, which is shown
     """
 
@@ -102,6 +104,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ranks: Count = 1
     start_s: NotNegative = 0.0
     slow: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    told: ToldSpec | None = None
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -124,6 +127,18 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     peers: PeersSpec | None = None
     models: dict[str, ModelShape] = {}
     api_key_env: str | None = None
+    told: ToldSpec | None = None
+    lmcache: LmcacheSpec | None = None
+
+    @property
+    def says_how_told(self) -> bool:
+        """Whether replicas can be told where to read a prompt's state, and the file says how."""
+        told = self.told is not None or any(replica.told is not None for replica in self.replicas)
+        return self.fetch.by == "directed" and told
+
+    def told_of(self, replica: ReplicaSpec) -> ToldSpec:
+        """How `replica` is told; without a section it decides by itself."""
+        return replica.told or self.told or ToldSpec()
 
     @property
     def step_tokens(self) -> int:
@@ -223,6 +238,7 @@ def check_fleet(fleet: Fleet) -> None:
         if replica.card is not None:
             fleet.card(replica.card)
     check_keys_of_ranks(fleet)
+    check_tellings(fleet)
     if fleet.store is not None:
         check_address("store.events", fleet.store.events)
     for role, link in named_links(fleet):
@@ -237,6 +253,29 @@ def check_keys_of_ranks(fleet: Fleet) -> None:
         url = (replica.url or "").rstrip("/")
         if wanted.setdefault(url, replica.api_key_env) != replica.api_key_env:
             raise ConfigError(f"replicas that share {url} name different `api_key_env`; a server has one key")
+
+
+def check_tellings(fleet: Fleet) -> None:
+    """Raise `ConfigError` when a replica is told in a way that this fleet has no place for."""
+    for replica in fleet.replicas:
+        told = replica.told or fleet.told
+        if told is None:
+            continue
+        if fleet.fetch.by != "directed" and told.tells:
+            raise ConfigError(f"replica {replica.name!r} is told, so `fetch.by` must be directed")
+        if fleet.fetch.by == "directed":
+            check_told(
+                replica.name,
+                told,
+                fleet.lmcache,
+                has_peers=fleet.peers is not None,
+                has_store=fleet.store is not None,
+                has_host=fleet.tiers is not None,
+            )
+    for key in ("controller", "coordinator"):
+        url = None if fleet.lmcache is None else getattr(fleet.lmcache, key)
+        if url is not None:
+            check_url(url)
 
 
 def named_links(fleet: Fleet) -> list[tuple[str, str]]:

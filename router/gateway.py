@@ -16,12 +16,15 @@ import msgspec
 import router
 from estimators.request import RequestFacts
 from estimators.view import is_nobody
-from router.actions import Send
+from router.actions import Hint, Send
 from router.admin import AdminPort
 from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble
 from router.beside_events import BesideEvents
 from router.config import RouterConfig
 from router.decider import TimedDecider, ranks_of
+from router.directing.control import Control
+from router.directing.directions import Directions, directions_of
+from router.directing.wire import SOURCE_HEADER
 from router.discovery.assembly import Discovery
 from router.discovery.membership import Membership, Parts
 from router.discovery.sources import Source
@@ -41,6 +44,7 @@ from router.model_list import merged
 from router.outbound import Outbound, key_in
 from router.page import Live, Page
 from router.prompts.production import Prompts
+from router.prompts.reading import Told
 from router.readiness import Readiness
 from router.receipts import Receipt, ReceiptWriter
 from router.receipts.writer import Detail
@@ -67,6 +71,8 @@ class Gateway:
         self._metrics = Metrics()
         self._live = Live()
         self._writer: ReceiptWriter | None = None
+        self._directions: Directions | None = None  # engines decide by themselves
+        self._control: Control | None = None  # nobody is told aside
         self._experiments: Experiments | None = None  # once there are replicas to choose from
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
         self._discovery = Discovery(config, fleet, clock=self._clock, sources=sources)
@@ -136,6 +142,9 @@ class Gateway:
                 self._experiments.reload(read().experiment)
             except ConfigError as exc:
                 log.warning("the experiment stays as it was: %s", exc)
+            else:
+                if self._experiments.active:
+                    log.info("the experiment was read again; its arms are %s", ", ".join(self._experiments.arms))
         self._discovery.reload()
         if self._keys is not None:
             self._keys.reload()
@@ -176,9 +185,12 @@ class Gateway:
             answers=self._beside.answers,
             written=self._beside.written,
             every_candidate=False,
-            forecasts=self._writer is not None or self._config.state.path is not None,
+            forecasts=self._writer is not None
+            or self._config.state.path is not None
+            or self._fleet.says_how_told,  # who is told a path needs one
         )
         self._experiments = self._core.experiments
+        self._start_directing()
         self._start_keeping()
         await self._start_prompts()
         self._start_edits()
@@ -213,6 +225,22 @@ class Gateway:
         self._closers.append(self._beside.stop)
         self._beside.start()
 
+    def _start_directing(self) -> None:
+        """Tell engines where a prompt's state is, if the fleet file says how."""
+        fleet = self._fleet
+        told = [fleet.told_of(replica) for replica in fleet.replicas]
+        asides = fleet.lmcache is not None and any(one.needs_tokens for one in told)
+        self._directions = directions_of(fleet, self._core.dispatcher.view, aside=asides)
+        if self._directions is None or not asides or fleet.lmcache is None:
+            return
+        instances = [one.instance or replica.name for one, replica in zip(told, fleet.replicas, strict=True)]
+        self._control = Control(fleet.lmcache, instances, self._hint_over)
+        self._closers.append(self._control.stop)
+
+    def _hint_over(self, hint: Hint, result: str) -> None:
+        assert self._directions is not None, "it gave the hint"
+        self._directions.reported(hint, result, self._clock())
+
     def _start_keeping(self) -> None:
         """Take over what an earlier router learned, if it is to be kept, and keep what this one learns."""
         state, learning = self._config.state, self._core.dispatcher.learning
@@ -241,10 +269,23 @@ class Gateway:
             has_key=self._outbound.keeps_credentials,
             clock=self._clock,
             registry=self._metrics.registry,
-            told=self._beside.read if self._beside.asks else None,
+            told=self._read_by(),
         )
         self._closers.append(self._prompts.stop)
         await self._prompts.start()
+
+    def _read_by(self) -> Told | None:
+        """Who wants the tokens of every prompt; None: nobody."""
+        readers: list[Told] = [self._beside.read] if self._beside.asks else []
+        readers += [] if self._control is None else [self._control.prompts.remember]
+        if not readers:
+            return None
+
+        def told(request: RequestFacts, ids: bytes | memoryview, salt: str) -> None:
+            for reader in readers:
+                reader(request, ids, salt)
+
+        return told
 
     def _start_edits(self) -> None:
         """Bodies are edited before anything reads them, if at all."""
@@ -324,6 +365,7 @@ class Gateway:
             discovery=self._discovery,
             clock=self._clock,
             tenants=self._config.admission.shares,
+            directions=self._directions,
         )
         key = admin_key(self._config)
         self._admin = AdminPort(
@@ -347,6 +389,8 @@ class Gateway:
             ranks=self._ranks,
             asks_load=config.load.from_answers,
             fields=self._outbound.fields,
+            directions=self._directions,
+            aside=self._control.obey if self._control is not None else lambda aside: None,
         )
         self._traffic = TrafficPort(
             self._decider,
@@ -363,7 +407,7 @@ class Gateway:
             admin=self._gate.admin,
             endpoints=self._outbound.endpoints,
             relay_unknown=config.relay_unknown,
-            drops=self._outbound.drops,
+            drops=self._outbound.drops if self._directions is None else self._outbound.drops | {SOURCE_HEADER},
             via=self._gate.via,
         )
 

@@ -38,9 +38,14 @@ class Holdings(Protocol):
         """That request will leave nothing more; no effect when that is known already."""
         return
 
-    def computed(self, row: int, chain: list[int], now_s: float) -> None:
-        """The prefill of `chain` on `row` is over."""
+    def computed(self, row: int, chain: list[int], now_s: float, *, block_tokens: int) -> None:
+        """The prefill of `chain` on `row` is over; it has blocks of `block_tokens`."""
         return
+
+    def blocks_in(self, block_tokens: int) -> int:
+        """Blocks of the pool that one of `block_tokens` stands for, >= 1."""
+        del block_tokens
+        return 1
 
     def reused(self, row: int, chain: list[int], blocks: int, now_s: float, *, since_s: float) -> None:
         """`row` reused `blocks` of `chain`, all of which it was believed at `since_s` to have by itself."""
@@ -74,8 +79,12 @@ class DirectoryHoldings(Holdings):
         self._has_tiers = has_tiers
         self._ages = ages
         self._expects = expects
+        self._nothing = np.zeros(directory.rows, dtype=np.int32)
+        self._unknown = np.full((len(TIER_ROW), directory.rows), np.nan)
 
     def held(self, chain: list[int], now_s: float) -> Held:
+        if not chain:  # short prompts, and those nobody reads
+            return self._nothing_held()
         match = self._directory.match(chain, now_s)
         hbm = match.expected_blocks
         reach = np.maximum
@@ -89,14 +98,29 @@ class DirectoryHoldings(Holdings):
             approximate=match.approximate,
         )
 
+    def _nothing_held(self) -> Held:
+        none = self._nothing if self._has_tiers else None
+        return Held(
+            local_blocks=self._nothing,
+            store_blocks=0,
+            host_blocks=none,
+            disk_blocks=none,
+            age_s=self._unknown if self._ages else None,
+            approximate=self._directory.approximate,
+        )
+
     def expect(self, row: int, chain: list[int], now_s: float) -> int:
         return self._directory.expect(row, chain, now_s) if self._expects else 0
 
     def cancel(self, number: int) -> None:
         self._directory.cancel(number)
 
-    def computed(self, row: int, chain: list[int], now_s: float) -> None:
-        self._directory.sent(row, chain, now_s)
+    def computed(self, row: int, chain: list[int], now_s: float, *, block_tokens: int) -> None:
+        self._directory.sent(row, chain, now_s, each=self.blocks_in(block_tokens))
+
+    def blocks_in(self, block_tokens: int) -> int:
+        """Blocks of the pool that one of `block_tokens` stands for, >= 1."""
+        return max(1, block_tokens // self._directory.block_tokens)
 
     def reused(self, row: int, chain: list[int], blocks: int, now_s: float, *, since_s: float) -> None:
         self._directory.reused(row, chain, blocks, now_s, since_s=since_s)
@@ -113,7 +137,7 @@ class DirectoryHoldings(Holdings):
 
     def _ages_of(self, match: Match) -> npt.NDArray[np.float64]:
         """By tier; what a request in flight will have left there is new."""
-        ages = np.full((len(TIER_ROW), self._directory.rows), np.nan)
+        ages = self._unknown.copy()
         ages[TIER_ROW[Tier.HBM]] = match.hbm_age_s
         if match.expected_blocks is not match.hbm_blocks:
             ages[TIER_ROW[Tier.HBM]][match.expected_blocks > match.hbm_blocks] = 0.0

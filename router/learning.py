@@ -90,6 +90,7 @@ class Learning:
         self._pace = [ScaleCalibration() for _ in range(view.rows)]
         self._traffic: dict[str, Traffic] = {}
         self._kind: tuple[RequestFacts, Kind] | None = None  # of the request asked about last
+        self._kinds: dict[str, Kind] = {}  # of whole models
         self._output = OutputLength()
         self._characters_per_token = characters_per_token
         self._names_reuse: set[int] = set()  # rows whose usage has named reused tokens
@@ -106,7 +107,7 @@ class Learning:
             mean_compute_s=traffic.mean_compute_s,
             mean_context_tokens=traffic.mean_context_tokens,
             output_tokens=max(1.0, self._output.expected(request.max_tokens, self._kind_of(request))),
-            others_output_tokens=max(1.0, self._output.running_tokens(kind_of_model(request))),
+            others_output_tokens=max(1.0, self._output.running_tokens(self._kind_of_model(request))),
         )
 
     def remaining_tokens(self, request: RequestFacts) -> float:
@@ -121,6 +122,7 @@ class Learning:
     def placed(self, booking: Booking, choice: Choice, estimates: Estimates, now_s: float) -> None:
         """It was booked; to be told right after the ledger is."""
         if booking.request.generates:
+            booking.kind = self._kind_of(booking.request)
             self._samples.placed(booking, now_s)
             if self._outcomes is not None and booking.request.streams:
                 self._outcomes.placed(booking, now_s)
@@ -153,7 +155,7 @@ class Learning:
         tokens = produced_by(request, ended)
         if tokens:
             capped = request.max_tokens is not None and tokens >= request.max_tokens
-            self._output.observe(tokens, kind_of_request(request), ended=not capped)
+            self._output.observe(tokens, booking.kind or kind_of_request(request), ended=not capped)
             if request.streams:
                 self._pace_was(booking, tokens, now_s)
             else:
@@ -408,16 +410,21 @@ class Learning:
             traffic = self._traffic.setdefault(model, Traffic())
         return traffic
 
+    def _kind_of_model(self, request: RequestFacts) -> Kind:
+        """All answers of the request's model: what those that run already are like."""
+        model = request.base_model or request.model
+        kind = self._kinds.get(model)
+        if kind is None:
+            kind = kind_of(model=model)
+            if len(self._kinds) < MODELS_APART:
+                self._kinds[model] = kind
+        return kind
+
     def _kind_of(self, request: RequestFacts) -> Kind:
         """`kind_of_request`, worked out once for the questions of one decision."""
         if self._kind is None or self._kind[0] is not request:
             self._kind = request, kind_of_request(request)
         return self._kind[1]
-
-
-def kind_of_model(request: RequestFacts) -> Kind:
-    """All answers of the request's model: what those that run already are like."""
-    return kind_of(model=request.base_model or request.model)
 
 
 def calibration_state(samples: int) -> str:

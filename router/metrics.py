@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from math import nan
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -20,6 +20,7 @@ from router.health import State as HealthState
 from router.receipts import Receipt
 from router.signals.load_board import LoadBoard, Origin
 from router.signals.states import SourceReport
+from router.tallies import Spread, Tally
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
@@ -31,32 +32,23 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Counter("tfirst_requests", "Requests by how they ended", ["outcome"], registry=registry)
-        self.first_token = Histogram(
-            "tfirst_first_token_seconds", "Arrival to first token, streams", buckets=LATENCY_BUCKETS, registry=registry
+        self.requests = Tally("tfirst_requests", "Requests by how they ended", ["outcome"], registry=registry)
+        self.first_token = Spread(
+            "tfirst_first_token_seconds", "Arrival to first token, streams", LATENCY_BUCKETS, registry=registry
         )
-        self.end_to_end = Histogram(
-            "tfirst_end_to_end_seconds",
-            "Arrival to end of a complete answer",
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
+        self.end_to_end = Spread(
+            "tfirst_end_to_end_seconds", "Arrival to end of a complete answer", LATENCY_BUCKETS, registry=registry
         )
-        self.estimate_error = Histogram(
-            "tfirst_first_token_error_seconds",
-            "Observed minus expected first token",
-            buckets=ERROR_BUCKETS,
-            registry=registry,
+        self.estimate_error = Spread(
+            "tfirst_first_token_error_seconds", "Observed minus expected first token", ERROR_BUCKETS, registry=registry
         )
-        self.decision = Histogram(
-            "tfirst_decision_seconds",
-            "From a parsed request to its actions",
-            buckets=DECISION_BUCKETS,
-            registry=registry,
+        self.decision = Spread(
+            "tfirst_decision_seconds", "From a parsed request to its actions", DECISION_BUCKETS, registry=registry
         )
-        self.refusals = Counter(
+        self.refusals = Tally(
             "tfirst_refusals", "Requests the router placed nowhere, by why", ["cause"], registry=registry
         )
-        self.arm_requests = Counter(
+        self.arm_requests = Tally(
             "tfirst_arm_requests",
             "Requests by arm of the experiment, by how they ended",
             ["arm", "outcome"],
@@ -69,14 +61,16 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
-        self.client_requests = Counter(
+        self.client_requests = Tally(
             "tfirst_client_requests", "Requests by the name of the key they came with", ["client"], registry=registry
         )
-        self.choices = Counter("tfirst_choices", "Decisions by path and reason", ["path", "reason"], registry=registry)
-        self.prompt_tokens = Counter(
+        self.choices = Tally("tfirst_choices", "Decisions by path and reason", ["path", "reason"], registry=registry)
+        self.prompt_tokens = Tally(
             "tfirst_prompt_tokens", "Prompt tokens by where they were expected from", ["source"], registry=registry
         )
-        self.reported_cached_tokens = Counter(
+        for source in ("local", "remote", "recompute"):
+            self.prompt_tokens.add((source,), 0.0)
+        self.reported_cached_tokens = Tally(
             "tfirst_reported_cached_tokens", "Prompt tokens engines said they reused", registry=registry
         )
         self.booked = Gauge("tfirst_booked_requests", "Requests in flight", ["replica"], registry=registry)
@@ -119,21 +113,19 @@ class Metrics:
         )
         self.receipts_dropped = Gauge("tfirst_receipts_dropped", "Receipts lost since start", registry=registry)
         self._named: set[str] = set()  # replicas and sources that have series
-        self._requests, self._choices = _Children(self.requests), _Children(self.choices)
-        self._from = {source: self.prompt_tokens.labels(source) for source in ("local", "remote", "recompute")}
 
     def count(self, receipt: Receipt) -> None:
         """Take a finished receipt into account."""
-        self._requests[receipt.outcome or "",].inc()
+        self.requests.add((receipt.outcome or "",))
         if receipt.outcome == Outcome.REFUSED.value and receipt.cause is not None:
-            self.refusals.labels(receipt.cause).inc()
+            self.refusals.add((receipt.cause,))
         if receipt.arm is not None and not receipt.override:
             self._count_arm(receipt.arm, receipt)
         if receipt.client is not None:
-            self.client_requests.labels(receipt.client).inc()
+            self.client_requests.add((receipt.client,))
         choice = receipt.choice
         if choice is not None and receipt.reason is not None:
-            self._choices[choice.path, receipt.reason].inc()
+            self.choices.add((choice.path, receipt.reason))
             computed = receipt.prompt_tokens - choice.local_tokens - choice.fetched_tokens
             for source, tokens in (
                 ("local", choice.local_tokens),
@@ -141,9 +133,9 @@ class Metrics:
                 ("recompute", computed),
             ):
                 if tokens > 0:
-                    self._from[source].inc(tokens)
+                    self.prompt_tokens.add((source,), tokens)
         elif receipt.reason is not None:  # placed without estimates
-            self._choices["unknown", receipt.reason].inc()
+            self.choices.add(("unknown", receipt.reason))
         if receipt.first_token_s is not None:
             self.first_token.observe(receipt.first_token_s)
             if choice is not None and receipt.placed_s is not None:
@@ -151,11 +143,11 @@ class Metrics:
         if receipt.outcome == "ok" and receipt.ended_s is not None:
             self.end_to_end.observe(receipt.ended_s)
         if receipt.cached_tokens is not None:
-            self.reported_cached_tokens.inc(receipt.cached_tokens)
+            self.reported_cached_tokens.add((), receipt.cached_tokens)
 
     def _count_arm(self, arm: str, receipt: Receipt) -> None:
         """One more request of an arm, whose names are a closed set: those of the configuration."""
-        self.arm_requests.labels(arm, receipt.outcome or "").inc()
+        self.arm_requests.add((arm, receipt.outcome or ""))
         if receipt.first_token_s is not None:
             self.arm_first_token.labels(arm).observe(receipt.first_token_s)
 
@@ -229,18 +221,6 @@ class Metrics:
 
 def _by_value(counts: Mapping[Origin, int]) -> dict[str, float]:
     return {origin.value: total for origin, total in counts.items()}
-
-
-class _Children(dict[tuple[str, ...], Counter]):
-    """The children of one counter by their labels: finding one by the client library costs more than counting."""
-
-    def __init__(self, family: Counter) -> None:
-        super().__init__()
-        self._family = family
-
-    def __missing__(self, labels: tuple[str, ...]) -> Counter:
-        child = self[labels] = self._family.labels(*labels)
-        return child
 
 
 class _Elsewhere(Collector):

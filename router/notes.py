@@ -161,29 +161,29 @@ class Notes:
 
     def _chosen(self) -> Candidate:
         """The chosen candidate; what only it has is left to the caller."""
-        estimates, row, path = self._estimates, self._choice.row, self._choice.path
-        at = COLUMN[path], row
-        local = 0 if path is Path.RECOMPUTE else int(estimates.reused_tokens[_LOCAL, row])
-        fetched = int(estimates.reused_tokens[at]) - local
+        row, path = self._choice.row, self._choice.path
+        one = self._estimates.one(path, row)
+        local = 0 if path is Path.RECOMPUTE else int(one.local_tokens)
+        fetched = int(one.reused_tokens) - local
         age_s = self._age_s.item(row)
         return Candidate(
             replica=self._names[row],
             path=path.value,
-            queue_s=estimates.queue_s.item(row),
-            fetch_s=estimates.fetch_s.item(at),
-            compute_s=estimates.compute_s.item(at),
-            first_token_s=estimates.first_token_s.item(at),
-            expected_s=estimates.expected_s.item(at),
-            hit_probability=estimates.hit_probability.item(at),
+            queue_s=one.queue_s,
+            fetch_s=one.fetch_s,
+            compute_s=one.compute_s,
+            first_token_s=one.first_token_s,
+            expected_s=one.expected_s,
+            hit_probability=one.hit_probability,
             local_tokens=local,
             fetched_tokens=fetched,
-            pace_s=estimates.pace_s.item(row),
-            queue_price_s=estimates.queue_price_s.item(at),
-            decode_price_s=estimates.decode_price_s.item(at),
+            pace_s=one.pace_s,
+            queue_price_s=one.queue_price_s,
+            decode_price_s=one.decode_price_s,
             signal_age_s=None if isnan(age_s) else age_s,
             calibration=calibration_state(self._samples.item(row)),
             approximate=self._is_guess(row, path, local, fetched),
-            ready_s=estimates.ready_s.item(at),
+            ready_s=one.ready_s,
         )
 
     def _is_guess(self, row: int, path: Path, local: int, fetched: int) -> bool:

@@ -117,10 +117,10 @@ class OtherTiers(Holdings):
     def cancel(self, number: int) -> None:
         self._directory.cancel(number)
 
-    def computed(self, row: int, chain: list[int], now_s: float) -> None:
-        self._directory.computed(row, chain, now_s)
+    def computed(self, row: int, chain: list[int], now_s: float, *, block_tokens: int) -> None:
+        self._directory.computed(row, chain, now_s, block_tokens=block_tokens)
         if self._written is not None:
-            self._written.written(chain, now_s)
+            self._written.written(chain, now_s, each=self._directory.blocks_in(block_tokens))
 
     def reused(self, row: int, chain: list[int], blocks: int, now_s: float, *, since_s: float) -> None:
         self._directory.reused(row, chain, blocks, now_s, since_s=since_s)

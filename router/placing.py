@@ -9,12 +9,12 @@ Blind to  who waits, which replicas are healthy, what the client is told: the di
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from estimators import prefetch
 from estimators.estimates import Estimates, Estimator
 from estimators.links import Promise
-from estimators.paths import COLUMN, Path
+from estimators.paths import Path
 from estimators.request import RequestFacts
 from estimators.routes import Held
 from estimators.view import FleetView
@@ -54,9 +54,12 @@ class Placement:
     trial: bool = False  # it decides whether its replica works again
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for every decision
 class Expected:
-    """What one request would find now. held : of its prompt; estimates : on each replica that may be chosen"""
+    """What one request would find now; not to be changed.
+
+    held : of its prompt; estimates : on each replica that may be chosen
+    """
 
     held: Held
     estimates: Estimates
@@ -123,7 +126,7 @@ class Placer:
         ready[:] = False
         ready[rows] = True
         estimates = expected.estimates
-        return Expected(expected.held, replace(estimates, possible=estimates.possible & ready))
+        return Expected(expected.held, estimates.narrowed(ready))
 
     def choose(self, request: RequestFacts, expected: Expected) -> Choice:
         """What the policy takes; `expected` was asked for, or narrowed, at this very moment."""
@@ -149,14 +152,13 @@ class Placer:
         notes = Notes(estimates, choice, held, self._view, now_s)
         note_choice(receipt, choice, estimates)
         note_chosen(notes.chosen, booking, self._view, self._learning, now_s)
-        if self._experiments is not None and self._experiments.active:
+        if self._experiments is not None and self._experiments.active and request.generates:
             receipt.shadows = self._experiments.shadows(request, self._view, estimates)
         if request.explain:
             receipt.candidates, receipt.chosen = notes.candidates()
         receipt.placed_s = now_s - arrived_at_s
         receipt.attempts += 1
         replica = self._replicas[choice.row]
-        peer = estimates.peers[choice.row] if choice.path is Path.PEER and estimates.peers is not None else None
         promised, room = self._promise(choice, estimates, now_s)
         leaves = request.generates and bool(request.chain)
         return Send(
@@ -165,7 +167,7 @@ class Placer:
             replica=replica.name,
             base_url=replica.base_url,
             path=choice.path,
-            source=None if peer is None else self._replicas[int(peer)].name,
+            source=self.source_of(choice, estimates),
             attempt=receipt.attempts,
             explain=receipt.summary() if request.explain else None,
             placement=Placement(
@@ -180,6 +182,12 @@ class Placer:
                 expected=self._holdings.expect(choice.row, request.chain, now_s) if leaves else None,
             ),
         )
+
+    def source_of(self, choice: Choice, estimates: Estimates) -> str | None:
+        """Name of the replica that `choice` reads from; None where it reads from none."""
+        if choice.path is not Path.PEER or estimates.peers is None:
+            return None
+        return self._replicas[int(estimates.peers[choice.row])].name
 
     def first_token(self, placement: Placement, now_s: float) -> None:
         """Its first token was seen: its prefill and its fetch are over."""
@@ -214,14 +222,15 @@ class Placer:
         """Its prefill is over, so its blocks are there; where events come they say it too."""
         if placement.expected is not None and not placement.computed:
             placement.computed = True
-            self._holdings.computed(placement.booking.row, placement.booking.request.chain, now_s)
+            request = placement.booking.request
+            self._holdings.computed(placement.booking.row, request.chain, now_s, block_tokens=request.block_tokens)
 
     def _give_back(self, placement: Placement) -> None:
         if placement.room is not None and self._estimator.space is not None:
             self._estimator.space.give_back(placement.room)
 
     def _book(self, request: RequestFacts, choice: Choice, estimates: Estimates, now_s: float) -> Booking:
-        reused = float(estimates.reused_tokens[COLUMN[choice.path], choice.row])
+        reused = estimates.one(choice.path, choice.row).reused_tokens
         new_tokens = max(1.0, request.prompt_tokens - reused)
         booking = self._ledger.place(
             request,
@@ -241,7 +250,7 @@ class Placer:
         moved = self._estimator.fetched_bytes(estimates, choice.path, choice.row)
         starts_s = now_s
         if self._view.disciplines[choice.row].in_turn:
-            starts_s += float(estimates.queue_s[choice.row])
+            starts_s += estimates.one(choice.path, choice.row).queue_s
         table, space = self._estimator.routes.table, self._estimator.space
         promised = [table.promise(stages, size, now_s=now_s, starts_s=starts_s) for stages, size in moved]
         if space is None or not promised:

@@ -69,15 +69,16 @@ class PlainPlacer(Placer):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self._nothing = nothing_estimated(self._view)
-        self._may_run = self._nothing.usable_rows  # the same memory
+        self._rows: list[int] = []  # that may be chosen
         self._expected = Expected(Held(np.zeros(self._view.rows, dtype=np.int64), 0), self._nothing)
 
     def noticed(self, request: RequestFacts, now_s: float) -> None:
         """Nothing is learned of traffic."""
 
     def expected(self, request: RequestFacts, rows: list[int], replicas: int, now_s: float) -> Expected:
-        self._may_run[:] = False
-        self._may_run[rows] = True
+        if rows != self._rows:  # the same from one request to the next, nearly always
+            self._rows = rows.copy()
+            self._nothing.only(rows)
         return self._expected
 
     def place(
@@ -129,6 +130,20 @@ class PlainPlacer(Placer):
 
 class NothingEstimated(Estimates):
     """Which replicas may be chosen, and nothing else: no path is known, so every prompt is computed."""
+
+    _ready_rows: list[int] | None = None  # until somebody asks
+
+    def only(self, rows: list[int]) -> None:
+        """No others may be chosen."""
+        self.possible[_RECOMPUTE] = False
+        self.possible[_RECOMPUTE, rows] = True
+        self._ready_rows = None
+
+    @property
+    def ready_rows(self) -> list[int]:
+        if self._ready_rows is None:
+            self._ready_rows = super().ready_rows
+        return self._ready_rows
 
     @property
     def usable_rows(self) -> npt.NDArray[np.bool_]:

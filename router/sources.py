@@ -481,7 +481,13 @@ class EventSources:
         while True:
             self._forget_the_silent()
             self._warn_of_the_missing()
+            await self._sweep()
             await asyncio.sleep(self._watch_period_s)
+
+    async def _sweep(self) -> None:
+        """Let the directory forget what replicas held that left; others get the loop after each slice."""
+        while self._directory.sweep():  # noqa: ASYNC110  # it is this loop that makes it go on
+            await asyncio.sleep(0)
 
     def _forget_the_silent(self) -> None:
         """Nothing says that a sender of posts is still there but its posts, so one that stopped is taken to be gone.

@@ -51,6 +51,14 @@ class Standing:
         return count
 
 
+def may_serve(standings: Sequence[Standing], model: str) -> bool:
+    """Whether anybody may serve `model`, up or not; mostly the first one does."""
+    for standing in standings:  # noqa: SIM110  # a generator costs more than the first look
+        if standing.may_serve(model):
+            return True
+    return False
+
+
 def serving(standings: Sequence[Standing], model: str) -> list[int]:
     """Rows that are up, may serve `model` and are not drained."""
     return [

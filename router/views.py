@@ -11,6 +11,7 @@ import numpy as np
 from estimators.queueing import waiting_s
 from router.assemble import Core
 from router.beside_events import BesideEvents
+from router.directing.directions import Directions
 from router.discovery.assembly import Discovery
 from router.fleet import Fleet
 from router.health import Health
@@ -47,7 +48,9 @@ class Views:
         discovery: Discovery,
         clock: Callable[[], float],
         tenants: Collection[str],
+        directions: Directions | None,
     ) -> None:
+        self._directions = directions
         self._tenants = tenants
         self._fleet = fleet
         self._core = core
@@ -91,6 +94,13 @@ class Views:
         metrics.count_elsewhere(
             "tfirst_cache_events", "Cache events by what became of them", "result", self._event_totals
         )
+        if directions is not None:
+            metrics.count_elsewhere(
+                "tfirst_hints",
+                "What engines were told of prompts' states, by how and by what became of it",
+                "kind",
+                lambda: {f"{means.value}_{result}": total for (means, result), total in directions.counts.items()},
+            )
         if beside.asks:
             metrics.count_elsewhere(
                 "tfirst_look_ups", "Prompts that could be looked up, by what became of them", "result", beside.counted
@@ -165,6 +175,7 @@ class Views:
             "prompts": self._prompts.report().as_values(),
             "discovery": self._discovery.report(),
             "client_keys": None if self._keys is None else self._keys.report(),
+            "directions": None if self._directions is None else self._directions.report(now_s),
             "experiment": self._core.experiments.report(),
             "receipts": None if self._writer is None else self._writer.report(),
         }

@@ -42,6 +42,7 @@ class Proxy:
 
     decides : it looks at the prompt; else it takes replicas in turn
     config : of this router, laid over the bench's own
+    events : this router is told where the replicas' cache events come from
     """
 
     name: str
@@ -49,6 +50,7 @@ class Proxy:
     decides: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     policy: str = ""
+    events: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,17 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where everything is. folder : for logs and configurations; core : of the proxies"""
+    """Where everything is.
+
+    folder : for logs and configurations; core : of the proxies
+    publishers : where each replica's cache events come from
+    """
 
     folder: Path
     replicas: Sequence[int]
     peers_venv: Path | None
     core: int
+    publishers: Sequence[int] = ()
 
 
 def free_port() -> int:
@@ -144,6 +151,16 @@ def _ours(proxy: Proxy, setting: Setting, port: int, urls: Sequence[str]) -> lis
         "admin_port": free_port(),
         **proxy.config,
     }
+    if proxy.events:
+        told = zip(urls, setting.publishers, strict=True)
+        replicas = [
+            {"name": f"r{row}", "url": url, "events": f"tcp://127.0.0.1:{events}"}
+            for row, (url, events) in enumerate(told)
+        ]
+        fleet = setting.folder / "fleet-with-events.json"
+        fleet.write_text(json.dumps({"replicas": replicas}))
+        del config["worker_urls"]
+        config["fleet"] = str(fleet)
     path = setting.folder / f"{proxy.name.replace(' ', '-')}.json"
     path.write_text(json.dumps(config))  # JSON is YAML
     return [sys.executable, "-m", "router.cli.main", "serve", "--config", str(path), "--log-level", "error"]

@@ -4,8 +4,9 @@ Question  does forgetting all that one replica held, in one go, make streams and
 Work      a directory of two replicas with a million blocks of 16 tokens each, a quarter of them held by both, announced
           as vLLM does in stores of 64, hashes drawn with a fixed seed; then `clear` of one, as on a restart, and in
           another directory `drop_source` of one, as on removal
-Measure   processor time of the call, which is one stretch of the event loop
-Pass      both under 20 ms
+Measure   processor time of the call, which is one stretch of the event loop, and of the longest slice in which what is
+          forgotten is then swept
+Pass      all under 20 ms
 """
 
 from __future__ import annotations
@@ -47,16 +48,22 @@ def filled(blocks: int) -> Directory:
     return directory
 
 
-def took_s(blocks: int, forget: Callable[[Directory], None]) -> float:
-    """Seconds that forgetting the first replica takes."""
+def took_s(blocks: int, forget: Callable[[Directory], None]) -> tuple[float, float]:
+    """Seconds that forgetting the first replica takes, and the longest slice of what follows."""
     directory = filled(blocks)
     held = directory.stats().blocks[Tier.HBM]
-    began_s = time.process_time()
-    forget(directory)
-    seconds = time.process_time() - began_s
+    stretches_s: list[float] = []
+    more = True
+    while more:
+        began_s = time.process_time()
+        if stretches_s:
+            more = directory.sweep()
+        else:
+            forget(directory)
+        stretches_s.append(time.process_time() - began_s)
     left = directory.stats().blocks[Tier.HBM]
     assert held - left >= blocks * (SHARED - 1) // SHARED - TOGETHER, "what only it held is gone"
-    return seconds
+    return stretches_s[0], max(stretches_s[1:])
 
 
 def main() -> int:
@@ -68,9 +75,10 @@ def main() -> int:
         ("clear", lambda directory: directory.clear(0)),
         ("drop_source", lambda directory: directory.drop_source(0)),
     ):
-        seconds = took_s(args.blocks, forget)
-        late = late or seconds >= LIMIT_S
-        print(f"{name:12} of {args.blocks:,} blocks: {1e3 * seconds:8.1f} ms (limit {1e3 * LIMIT_S:g})", flush=True)
+        call_s, slice_s = took_s(args.blocks, forget)
+        late = late or max(call_s, slice_s) >= LIMIT_S
+        took = f"{1e3 * call_s:.1f} ms, then slices of {1e3 * slice_s:.1f} ms at most"
+        print(f"{name:12} of {args.blocks:,} blocks: {took} (limit {1e3 * LIMIT_S:g} each)", flush=True)
     return 1 if late else 0
 
 

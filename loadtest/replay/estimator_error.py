@@ -9,7 +9,6 @@ Blind to  errors that last: every draw is independent of the one before, so no r
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import log, sqrt
 from typing import Any
 
@@ -41,8 +40,7 @@ class WrongEstimator(Estimator):
         right = self._inner.estimate(request, held, view, around, now_s)
         draws = self._chance.standard_normal(view.rows)
         factor = np.exp(self._sigma * draws - 0.5 * self._sigma**2)
-        return replace(
-            right,
+        return right.changed(
             queue_s=right.queue_s * factor,
             fetch_s=right.fetch_s * factor,
             ready_s=right.ready_s * factor,

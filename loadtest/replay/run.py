@@ -36,6 +36,7 @@ from router.actions import Action, Ended, Send
 from router.admission import AdmissionConfig
 from router.assemble import Core, assemble
 from router.config import PolicyConfig, RouterConfig
+from router.directing.directions import directions_of
 from router.identity import Identity, chain
 from router.receipts import Receipt
 from router.receipts.writer import marks_of
@@ -304,13 +305,15 @@ class Replay:
     def _assembled(self) -> Core:
         conditions = self._conditions
         config = RouterConfig(policy=conditions.policy, seed=conditions.seed, admission=conditions.admission)
-        return assemble(
+        core = assemble(
             config,
             self._fleets.router,
             on_receipt=self._note,
             wrap_estimator=lambda right: wrong(right, conditions),
             every_candidate=self._on_receipt is not None,
         )
+        directions_of(self._fleets.router, core.dispatcher.view, aside=False)  # nobody here moves state ahead
+        return core
 
 
 def queued(order: Literal["fcfs", "wspt"], *, max_prefills: int = 1, stretch: float | None = None) -> AdmissionConfig:

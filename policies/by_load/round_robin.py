@@ -7,6 +7,8 @@ Source   common practice
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
 from estimators.estimates import Estimates
@@ -28,8 +30,9 @@ class RoundRobin:
     def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
         if request is not self._asked:  # asked twice for one request, with fewer to choose from, it takes one turn
             self._asked, self._before = request, self._last
-        usable = estimates.usable_rows.nonzero()[0].tolist()
-        row = next((row for row in usable if row > self._before), usable[0])
+        usable = estimates.ready_rows
+        place = bisect_right(usable, self._before)
+        row = usable[place] if place < len(usable) else usable[0]
         self._last = row
         reason = Reason.NEXT_IN_TURN if len(usable) > 1 else Reason.ONLY_READY
         return Choice(row, estimates.path_at(row), reason)

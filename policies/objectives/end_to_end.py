@@ -10,11 +10,12 @@ Source   price of work: `estimators/price.py`; weights: docs/results.md
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import numpy as np
 
-from estimators.candidates import Grid
+from estimators.candidates import Few, Grid
 from estimators.estimates import Estimates
 from estimators.request import RequestFacts
 from policies.objectives.objective import Common, Measured
@@ -48,3 +49,8 @@ class EndToEnd(Measured):
     def value(self, request: RequestFacts, estimates: Estimates) -> Grid:
         own_s = self._own_pace * estimates.output_tokens * estimates.pace_s
         return estimates.expected_s + own_s + self._price.of(estimates)
+
+    def value_of_few(self, estimates: Estimates, few: Sequence[Few]) -> list[float]:
+        own = self._own_pace * estimates.output_tokens
+        prices_s = self._price.of_few(estimates, few)
+        return [one.expected_s + own * one.pace_s + price_s for one, price_s in zip(few, prices_s, strict=True)]

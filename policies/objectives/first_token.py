@@ -8,7 +8,9 @@ Source   T_first = max(Q, R) + C: AI Infra textbook, section 9.5.4
 
 from __future__ import annotations
 
-from estimators.candidates import Grid
+from collections.abc import Sequence
+
+from estimators.candidates import Few, Grid
 from estimators.estimates import Estimates
 from estimators.request import RequestFacts
 from policies.objectives.objective import Measured
@@ -21,3 +23,6 @@ class FirstToken(Measured):
 
     def value(self, request: RequestFacts, estimates: Estimates) -> Grid:
         return estimates.expected_s
+
+    def value_of_few(self, estimates: Estimates, few: Sequence[Few]) -> list[float]:
+        return [one.expected_s for one in few]

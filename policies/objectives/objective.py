@@ -11,20 +11,22 @@ Blind to  what an explored candidate costs: with `explore` 0.01 one request in a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
 
-from estimators.candidates import Grid
+from estimators.candidates import Few, Grid
 from estimators.estimates import Estimates
 from estimators.paths import PATHS
 from estimators.ranges import require
 from estimators.request import RequestFacts
 from estimators.view import FleetView
-from policies.base import Choice, Reason, Refused, Wait
+from policies.base import Choice, Reason, Refused, Wait, choose_of_few
 from policies.objectives.deadlines import Deadlines, Late, Mask
 
 TIE = 1e-12  # measures closer than that, relative, are equal
+_NO_DEADLINES = (None, None)
 
 
 class Common(TypedDict, total=False):
@@ -108,6 +110,19 @@ class Measured(Objective):
     @abstractmethod
     def value(self, request: RequestFacts, estimates: Estimates) -> Grid:
         """The measure of every candidate, (paths, rows); the smallest is the best. Impossible ones are not read."""
+
+    def value_of_few(self, estimates: Estimates, few: Sequence[Few]) -> list[float] | None:
+        """The same of the possible candidates in plain numbers, summed alike; None: only the grids have it."""
+        del estimates, few
+        return None
+
+    def choose(self, request: RequestFacts, fleet: FleetView, estimates: Estimates) -> Choice:
+        few = estimates.few
+        if few is not None and self._explore == 0.0 and self._deadlines.of(request) == _NO_DEADLINES:
+            values = self.value_of_few(estimates, few)
+            if values is not None:
+                return choose_of_few(values, few, self._rng)
+        return super().choose(request, fleet, estimates)
 
     def best(self, request: RequestFacts, fleet: FleetView, estimates: Estimates, among: Mask) -> Mask:
         return smallest(self.value(request, estimates), among, TIE)

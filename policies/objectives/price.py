@@ -9,10 +9,11 @@ Blind to how full each link and each memory is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from estimators.candidates import Grid
+from estimators.candidates import Few, Grid
 from estimators.estimates import Estimates
 from estimators.ranges import require
 
@@ -37,6 +38,13 @@ class Price:
         price_s = self.queue_behind * estimates.queue_price_s
         price_s = price_s + self.running_decodes * estimates.decode_price_s
         return price_s + self.fetch * utilisation * estimates.fetch_s
+
+    def of_few(self, estimates: Estimates, few: Iterable[Few]) -> list[float]:
+        """The same of each of `few`, in plain numbers."""
+        around = estimates.around
+        fetch = self.fetch * min(1.0, around.arrival_rps * around.mean_compute_s)
+        queue, decodes = self.queue_behind, self.running_decodes
+        return [queue * one.queue_price_s + decodes * one.decode_price_s + fetch * one.fetch_s for one in few]
 
 
 def weight(name: str, value: float) -> float:

@@ -239,6 +239,10 @@ class InDicts:
         its = [key for key, block in keys if key is not None and known.get(key) == block]
         book.ticks.update(dict.fromkeys(its, ticks_of(now_s)))
 
+    def touch(self, claims: Claims, keys: Sequence[int]) -> None:
+        """These keys, all of them known, were stored again at the time of the last batch."""
+        self._books[claims].ticks.update(dict.fromkeys(keys, ticks_of(claims.last_event_s)))
+
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None:
         """One more copy of each block, for each publisher, at the time of its last batch."""
         for claims, blocks, adapter in told:
@@ -331,6 +335,15 @@ class InDicts:
         self._drop_keys(
             claims, keys if adapter is None else [key for key in keys if book.adapters.get(key, 0) == adapter]
         )
+
+    def drop_some(self, claims: Claims, most: int) -> None:
+        """Drop `most` keys of one publisher, any of them, or all there are."""
+        self._drop_keys(claims, list(islice(self._books[claims].blocks, most)))
+
+    def hand_over(self, claims: Claims, to: Claims) -> None:
+        """What `claims` holds is held by `to`, under the same owner and holder."""
+        self._books[to] = self._books.pop(claims)
+        to.held, claims.held = claims.held, 0
 
     def evict(self, claims: Claims | None, count: int) -> int:
         """Forget the `count` oldest keys, of one publisher or of all; returns how many that were."""

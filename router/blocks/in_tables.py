@@ -41,6 +41,9 @@ class InTables:
         self._table = BlockTable(np.uint32, np.uint8, np.uint16, np.uint32, np.uint8, most=most)
         self._claims: dict[int, Claims] = {}  # by owner
         self._more: dict[tuple[Tier, int], int] = {}  # copies beyond two
+        self._leaving: dict[
+            int, Positions
+        ] = {}  # by owner: keys still to be dropped, of those that drop some at a time
 
     def __len__(self) -> int:
         return len(self._table)
@@ -91,6 +94,11 @@ class InTables:
         positions = positions[(positions >= 0) & (self._table.columns[_BLOCK][positions] == at)]
         self._table.columns[_TICKS][positions] = ticks_of(now_s)
 
+    def touch(self, claims: Claims, keys: Sequence[int]) -> None:
+        """These keys, all of them known, were stored again at the time of the last batch."""
+        positions = self._table.find_many(as_hashes(keys) ^ np.uint64(claims.salt))
+        self._table.columns[_TICKS][positions] = ticks_of(claims.last_event_s)
+
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None:
         """One more copy of each block, for each publisher, at the time of its last batch."""
         if sum(len(blocks) for _claims, blocks, _adapter in told) >= _MANY:
@@ -118,6 +126,21 @@ class InTables:
             positions = positions[self._table.columns[_ADAPTER][positions] == adapter]
         self._forget(positions)
 
+    def drop_some(self, claims: Claims, most: int) -> None:
+        """Drop `most` keys of one publisher that is told nothing new any more, or all there are."""
+        left = self._leaving.get(claims.owner)
+        if left is None:
+            left = self._table.where(_OWNER, claims.owner)
+        some, self._leaving[claims.owner] = left[:most], left[most:]
+        if len(left) <= most:
+            del self._leaving[claims.owner]
+        self._forget(some[self._table.columns[_OWNER][some] == claims.owner])  # others were evicted meanwhile
+
+    def hand_over(self, claims: Claims, to: Claims) -> None:
+        """What `claims` holds is held by `to`, under the same owner and holder."""
+        self._claims[to.owner] = to
+        to.held, claims.held = claims.held, 0
+
     def evict(self, claims: Claims | None, count: int) -> int:
         """Forget the `count` oldest keys, of one publisher or of all; returns how many that were."""
         positions = self._table.positions() if claims is None else self._table.where(_OWNER, claims.owner)
@@ -136,23 +159,28 @@ class InTables:
             positions = self._table.insert_many(keys ^ np.uint64(claims.salt))
             columns = self._table.columns
             columns[_OWNER][positions] = claims.owner
-            columns[_TICKS][positions] = [ticks[key] for key in blocks]
-            columns[_ADAPTER][positions] = [adapters.get(key, 0) for key in blocks]
+            columns[_TICKS][positions] = np.fromiter(map(ticks.__getitem__, blocks), np.uint32, len(blocks))
+            if adapters:
+                columns[_ADAPTER][positions] = [adapters.get(key, 0) for key in blocks]
+            at = dict(zip(blocks, positions.tolist(), strict=True))
             for tier, counts in copies.items():
                 if counts:
-                    self._take_over_copies(tier, claims, counts, blocks)
+                    here = np.fromiter(map(at.__getitem__, counts), dtype=np.int64, count=len(counts))
+                    self._take_over_copies(tier, claims, counts, blocks, here)
 
-    def _take_over_copies(self, tier: Tier, claims: Claims, counts: Mapping[int, int], blocks: dict[int, int]) -> None:
-        """counts : copies by key"""
-        for key, count in counts.items():
-            salted = key ^ claims.salt
-            self._table.views[_COPIES][self._table.find(salted)] |= min(count, _MORE) << _SHIFT[tier]
-            if count >= _MORE:
-                self._more[tier, salted] = count
+    def _take_over_copies(
+        self, tier: Tier, claims: Claims, counts: Mapping[int, int], blocks: dict[int, int], at: Positions
+    ) -> None:
+        """counts : copies by key; at : where those keys are"""
+        copies = np.fromiter(counts.values(), dtype=np.int64, count=len(counts))
+        self._table.columns[_COPIES][at] |= (np.minimum(copies, _MORE) << _SHIFT[tier]).astype(np.uint8)
+        if copies.max() >= _MORE:
+            self._more |= {(tier, key ^ claims.salt): count for key, count in counts.items() if count >= _MORE}
         its = as_hashes(list(counts))
         holders = np.full(len(its), claims.holder, dtype=np.uint32)
-        at = self.index.add_many(tier, holders, as_hashes([blocks[key] for key in counts]), its)
-        self._table.columns[_BLOCK][self._table.find_many(its ^ np.uint64(claims.salt))] = at
+        self._table.columns[_BLOCK][at] = self.index.add_many(
+            tier, holders, as_hashes([blocks[key] for key in counts]), its
+        )
 
     # One key
 

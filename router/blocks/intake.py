@@ -102,7 +102,7 @@ class Intake:
 
     def clear(self) -> None:
         """Believe nothing of this publisher any more. What its hashes meant stays known."""
-        self.claims.clear()
+        self._ledger.empty(self.claims)
         self._pages = None
 
     def block_of(self, key: int) -> int | None:

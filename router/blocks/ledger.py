@@ -1,8 +1,12 @@
-"""All publishers' claims: in dictionaries while they are few, in tables when they are many, within limits."""
+"""All publishers' claims: in dictionaries while they are few, in tables when they are many, within limits.
+
+A publisher that held much and is to hold nothing gets a new owner's and a new holder's number, under which nothing is
+known. What is known under the old ones answers no question any more, and is swept in slices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from estimators.tiers import Tier
@@ -21,9 +25,14 @@ class Ledger:
     ----------
     holders : holders there can be in the index, >= 1
     cap : keys kept over all publishers, >= 1; the oldest go first
+    spare : numbers of holders that nobody has yet; as many publishers can leave before the first of them is swept
+    at_once : keys dropped in one stretch, >= 1
     """
 
-    def __init__(self, holders: int, *, cap: int) -> None:
+    def __init__(self, holders: int, *, cap: int, spare: Iterable[int] = (), at_once: int = 1 << 12) -> None:
+        self._at_once = at_once
+        self._spare = list(spare)
+        self._leaving: list[Claims] = []  # the first is being swept
         self._holders = holders
         self._cap = cap
         self._claims: dict[int, Claims] = {}  # by owner
@@ -37,17 +46,44 @@ class Ledger:
 
         limit : keys it may have; room for new ones is made first, so its newest always stay
         """
-        owner = next(number for number in range(1, _MAX_OWNERS) if number not in self._claims)
         claims = Claims(
-            self.books, owner=owner, holder=holder, model=model, one_copy=one_copy, limit=min(limit, self._cap)
+            self.books, owner=self._owner(), holder=holder, model=model, one_copy=one_copy, limit=min(limit, self._cap)
         )
-        self._claims[owner] = claims
+        self._claims[claims.owner] = claims
         self.books.opened(claims)
         return claims
 
+    def empty(self, claims: Claims) -> None:
+        """Believe nothing of a publisher any more. It may have another holder's number afterwards."""
+        if claims.held <= self._at_once or not (self._spare or self._leaving):
+            claims.clear()
+            return
+        while not self._spare:  # as many have left as there are numbers: the first of them has to be swept now
+            self.sweep()
+        leaving = Claims(
+            self.books, owner=claims.owner, holder=claims.holder, model=claims.model, one_copy=True, limit=claims.limit
+        )
+        self._claims[leaving.owner] = leaving
+        self.books.hand_over(claims, leaving)
+        self._leaving.append(leaving)
+        claims.move(owner=self._owner(), holder=self._spare.pop())
+        self._claims[claims.owner] = claims
+        self.books.opened(claims)
+
+    def sweep(self) -> bool:
+        """Drop some keys of those that left. Whether there are more."""
+        if self._leaving:
+            leaving = self._leaving[0]
+            self.books.drop_some(leaving, self._at_once)
+            if not leaving.held:
+                self.books.closed(leaving)
+                del self._claims[leaving.owner], self._leaving[0]
+                self._spare.append(leaving.holder)
+        return bool(self._leaving)
+
     def close(self, claims: Claims) -> None:
         """Forget a publisher and all it held."""
-        claims.clear()
+        self.empty(claims)
         self.books.closed(claims)
         del self._claims[claims.owner]
 
@@ -78,6 +114,10 @@ class Ledger:
         Returns for each publisher the keys that had their last copy in any tier, with their blocks.
         """
         return self.books.release(tier, told, done)
+
+    def _owner(self) -> int:
+        """A number nobody has."""
+        return next(number for number in range(1, _MAX_OWNERS) if number not in self._claims)
 
     def _grow_up(self, few: InDicts) -> None:
         many = InTables(self._holders, most=self._cap)

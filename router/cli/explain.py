@@ -114,7 +114,7 @@ def _coloured(drawn: str) -> Text:
 
 def _mark(drawn: Text, share: float, width: int) -> None:
     """When the first token really came."""
-    at = min(width - 1, int(share * width))
+    at = min(width - 1, max(0, int(share * width)))
     drawn.plain = f"{drawn.plain[:at]}◆{drawn.plain[at + 1 :]}"
     drawn.stylize("bold red", at, at + 1)
 

@@ -63,8 +63,8 @@ class ServeCommand:
         logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         config = config_of(args)
         fleet = fleet_of(config)
-        if fleet.fetch.by == "directed":
-            raise ConfigError("fetch.by: directed is understood by `tfirst replay` only; engines behind `serve` decide")
+        if fleet.fetch.by == "directed" and not fleet.says_how_told:
+            raise ConfigError("fetch.by is directed, but the fleet file does not say how replicas are told: add `told`")
         experiments_of(config)  # its rules can be built
         if args.check:
             return show_plan(config, fleet)
@@ -133,6 +133,9 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     console.print(f"follows   {', '.join(followed(config, fleet)) or 'nothing: the replicas stay as they are'}")
     console.print(f"receipts  {receipts or 'not written'}")
     console.print(f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}")
+    if fleet.says_how_told:
+        for replica in fleet.replicas:
+            console.print(f"told      {replica.name}: {fleet.told_of(replica).shown}")
     console.print(table)
     console.print("The configuration is valid.")
     return 0

@@ -76,12 +76,14 @@ def show(answers: list[Answer], console: Console) -> None:
     first = answers[0]
     console.print(
         f"{first.requests} requests; mean first token as it was {seconds(first.observed_s)},"
-        f" {first.reused_before:.0%} of prompt tokens reused in the model",
+        f" {first.reused_before:.0%} of prompt tokens reused in the model. With another rule, and how many would run on"
+        " the same replica:",
         highlight=False,
+        soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for name in ("mean first token", "90 % from", "to", "reused", "same replica", "method"):
+    for name in ("first token", "90 % from", "to", "reused", "same", "method"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in answers:
         times = [seconds(value_s) for value_s in (one.mean_s, one.low_s, one.high_s)]

@@ -2,7 +2,8 @@
 
 Model     heads are cut out at their empty line and bodies at their length, so that each part is known by its bytes;
           llhttp reads them all, and what it lets pass although HTTP forbids it, or what is too large, is refused
-          here. The body is held whole, once, because where a request goes depends on it
+          here. The body is held whole, once, because where a request goes depends on it. A head that differs from an
+          earlier one of its connection in the digits of its length alone, as most do, is that one (`same_head.py`)
 Valid     strict HTTP/1.1 and 1.0. After a refusal nothing that follows can be trusted: feed no more
 Blind to  trailers, which no route uses: they are read and dropped
 Source    RFC 9112 sections 3, 6, 7 and 11.2
@@ -19,6 +20,7 @@ from router.errors import RequestUnacceptable
 from router.http.chunk_framing import ChunkFraming, body_too_large
 from router.http.contract import Limits
 from router.http.head import Field, RequestHead, named_by_connection, names_same_host, origin_form, plain_request
+from router.http.same_head import KnownHead
 from router.routes import classify
 
 _WATCHED = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade"})
@@ -47,8 +49,11 @@ class RequestAssembler:
         self._limits = limits
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._raw = b""  # the head being read, as it came
+        self._whole = b""  # the last one that was read
         self._known_host = b""  # the last one that was found to be fine
         self._gathered = bytearray()  # a chunked body: its pieces may be tiny
+        self._known = KnownHead()
+        self._same: RequestHead | None = None  # head of the request whose body is being taken without the parser
         self._begin()
 
     def _begin(self) -> None:
@@ -92,6 +97,9 @@ class RequestAssembler:
             elif self.held is not None:
                 self.held += data
                 return
+            elif not self.unfinished and not self._raw and (size := self._same_head(data)):
+                data = data[size:]
+                continue
             else:
                 size = self._head_part(data) if self._chunks is None else self._chunks.follow(data)
             if size == len(data):
@@ -118,7 +126,8 @@ class RequestAssembler:
         self._parser = None
         self._pieces = []
         self._gathered = bytearray()
-        self._raw = b""
+        self._raw = self._whole = b""
+        self._same = None
         self.held = None
         self.complete.clear()
         self.unfinished = False
@@ -140,6 +149,11 @@ class RequestAssembler:
 
     def _read(self, part: bytes) -> None:
         """Let the parser read a part; a wish to upgrade that is not to be tunnelled becomes a plain request."""
+        if self._same is not None:
+            self.on_body(part)
+            if not self._left_bytes:
+                self._complete_same(self._same)
+            return
         try:
             self._reader().feed_data(part)
         except httptools.HttpParserUpgrade:
@@ -159,6 +173,29 @@ class RequestAssembler:
     def _switches(self) -> bool:
         body = self._chunked or self._length
         return self._upgrade == b"websocket" and self._method == b"GET" and not body and not self._http10
+
+    # -- a head like an earlier one
+
+    def _same_head(self, data: bytes) -> int:
+        """How many bytes at the start of `data` are such a head, which is then read; 0: it is another, or not whole."""
+        found = self._known.match(data, self._limits.max_body_bytes)
+        if found is None:
+            return 0
+        head, length, size = found
+        self.on_message_begin()
+        self.head_done = True
+        self._method, self._target, self._headers, self._length = head.method, head.target, head.headers, length
+        self._left_bytes = length
+        if length:
+            self._same = head
+        else:
+            self._complete_same(head)
+        return size
+
+    def _complete_same(self, head: RequestHead) -> None:
+        self._same = None
+        self.unfinished = False
+        self.complete.append((head, self._take_body()))
 
     # -- httptools
 
@@ -182,7 +219,7 @@ class RequestAssembler:
         parser = self._reader()
         self._method = parser.get_method()
         self._check_head(parser.get_http_version())
-        self._raw = b""
+        self._whole, self._raw = self._raw, b""
         if self._chunked:
             self._gathered = bytearray()
             self._chunks = ChunkFraming(
@@ -220,6 +257,8 @@ class RequestAssembler:
         )
         if len(self._headers) > self._fields:
             del self._headers[self._fields :]  # trailers
+        if self._length is not None and head.keep_alive and not (self._expects or upgrade or self._chunked):
+            self._known.learn(self._whole, head)
         self.complete.append((head, self._take_body()))
 
     def _take_body(self) -> bytes:

@@ -30,7 +30,7 @@ from router.http.replies import refusal, request_id_of
 from router.http.retry_after import retry_after_s
 from router.http.shared import Shared
 from router.http.side_reader import Learned
-from router.http.splice import UsageSwallower
+from router.http.splice import UsageSwallower, with_members
 from router.http.upstream import UpstreamConnection
 from router.routes import Route, stored_id
 
@@ -368,11 +368,13 @@ class Exchange:
         assert self._attempt is not None, "a replica was chosen"
         self._upstream = connection
         origin = origin_of(self._attempt.base_url)
+        members = self._attempt.members
+        body = with_members(self._body, members) if members else self._body
         head = upstream_head(
             self._head,
             host=origin.host_field,
             prefix=origin.prefix,
-            body_bytes=len(self._body),
+            body_bytes=len(body),
             request_id=self._request_id,
             forwarded=self._client.forwarded,
             extra=self._attempt.extra_headers,
@@ -380,7 +382,7 @@ class Exchange:
             via=self._shared.via,
         )
         bodiless = self._head.method == b"HEAD"
-        connection.request(head, self._body, self, bodiless=bodiless, upgrade=self._head.upgrade)
+        connection.request(head, body, self, bodiless=bodiless, upgrade=self._head.upgrade)
         if self._client.paused:  # still full of the answer before
             connection.pause()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from router.errors import RequestUnacceptable
@@ -69,10 +69,14 @@ class RequestHead:
     keep_alive: bool = True
     upgrade: bytes = b""
     client: str = ""
+    _firsts: dict[bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
     def get(self, name: bytes) -> bytes | None:
-        """Value of the first field of that lower-case name."""
-        return _first(self.headers, name)
+        """Value of the first field of that lower-case name; the fields are those of the first call."""
+        firsts = self._firsts
+        if firsts is None:  # a dozen names are asked for
+            firsts = self._firsts = {lower: value for lower, _, value in reversed(self.headers)}
+        return firsts.get(name)
 
 
 @dataclass(slots=True)
@@ -93,7 +97,10 @@ class ResponseHead:
 
     def get(self, name: bytes) -> bytes | None:
         """Value of the first field of that lower-case name."""
-        return _first(self.headers, name)
+        for lower, _, value in self.headers:
+            if lower == name:
+                return value
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +290,3 @@ def named_by_connection(value: bytes) -> frozenset[bytes]:
     if tokens in (b"keep-alive", b"close"):
         return _NONE
     return frozenset(token.strip() for token in tokens.split(b",")) - {b"keep-alive", b"close", b""}
-
-
-def _first(headers: list[Field], name: bytes) -> bytes | None:
-    for lower, _, value in headers:
-        if lower == name:
-            return value
-    return None

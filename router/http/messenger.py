@@ -89,6 +89,8 @@ class Messenger:
     # -- actions
 
     def _sorted(self, waiter: Waiter | None, actions: list[Action]) -> list[Action]:
+        if len(actions) == 1 and not isinstance(actions[0], Hold) and actions[0].held is None:  # nearly always
+            return actions
         own: list[Action] = []
         others = False
         for action in actions:

@@ -32,7 +32,6 @@ _ID_BYTES = 4096  # of a JSON answer, where its id stands
 _STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,250})"')
 _ANY_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,250})"')
 _DATA = b"\ndata:"
-_TELLING = (b'"usage"', b'"error"', b'"meta_info"')
 _LAST_EVENTS = 8  # looked at when a stream ends: usage, an error and [DONE] are among them
 
 
@@ -182,7 +181,7 @@ class StreamReader:
     def learned(self) -> Learned:
         learned = Learned()
         tail = bytes(self._tail[-_TAIL_BYTES:])
-        if any(mark in tail for mark in _TELLING):
+        if _tells(tail):
             for event in reversed(_events(tail)[-_LAST_EVENTS:]):
                 _read_event(event, learned)
         done = tail.count(b"\ndata: [DONE]")
@@ -272,8 +271,9 @@ class JsonReader:
 
     def learned(self) -> Learned:
         learned = Learned()
-        self._look_for_id(bytes(self._body[:_ID_BYTES]))
-        if self._body[:1] == b"{" and any(mark in self._body for mark in _TELLING):  # a batch is a list, without sums
+        if self._heard_id is not None:
+            self._look_for_id(bytes(self._body[:_ID_BYTES]))
+        if self._body[:1] == b"{" and _tells(self._body):  # a batch is a list, without sums
             _decode(self._body).fill(learned)
         return learned
 
@@ -301,6 +301,11 @@ def _count(said: int | None) -> int | None:
     return said if said is not None and 0 <= said <= _MOST_TOKENS else None
 
 
+def _tells(data: bytes | bytearray) -> bool:
+    """Whether anything in there can be of interest."""
+    return b'"usage"' in data or b'"error"' in data or b'"meta_info"' in data
+
+
 def _events(tail: bytes) -> list[bytes]:
     """Data of each event, the first possibly cut."""
     text = tail.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -313,7 +318,7 @@ def _data_of(event: bytes) -> bytes:
 
 def _read_event(data: bytes, learned: Learned) -> None:
     """Later events are read first, so an earlier one only fills what they left open."""
-    if not any(mark in data for mark in _TELLING):
+    if not _tells(data):
         return
     try:
         answer = _decode(data)

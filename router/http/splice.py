@@ -105,6 +105,35 @@ def asking_usage(body: bytes, options: Span | None) -> Edit | None:
     return (*said, b"true") if body[said[0] : said[1]] in (b"false", b"null") else None
 
 
+def with_members(body: bytes, members: dict[str, bytes]) -> bytes:
+    """The body with one more member in each of these objects of it, made where they are not there.
+
+    members : name of an object -> `"key":value`. The body's own member of that key, which comes after, counts; what is
+        there and is neither an object nor null is left alone, for the engine to refuse
+    """
+    edits: dict[str, Edit] = {}
+    for name, member in members.items():
+        edit = _into(body, name, member)
+        if edit is not None:
+            edits[name] = edit
+    return spliced(body, edits)
+
+
+def _into(body: bytes, name: str, member: bytes) -> Edit | None:
+    key = _encode(name)
+    try:
+        # Bodies are long: looked for where the name occurs. Written with escapes it comes later, and counts.
+        there = finished(spans_of(body, frozenset({name}))).get(name) if key in body else None
+        if there is None:
+            return _first_member(body, 0, key + b":{" + member + b"}")
+    except ValueError:
+        return None
+    start, end = there
+    if body[start:end] == b"null":
+        return start, end, b"{" + member + b"}"
+    return _first_member(body, start, member) if body[start : start + 1] == b"{" else None
+
+
 def spliced(body: bytes, edits: dict[str, Edit]) -> bytes:
     """The body with those edits made."""
     parts: list[bytes] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -74,6 +75,10 @@ class Body(msgspec.Struct):
             return _EMPTY
         view = memoryview(given)
         return view[:0] if view.nbytes == 4 and view.tobytes() == b"null" else view
+
+    def given(self, names: Iterable[str]) -> dict[str, memoryview]:
+        """JSON of those fields, kept as they came, that are there and not null."""
+        return {name: view for name in names if getattr(self, name) is not _ABSENT and len(view := self.raw(name))}
 
 
 class _Transfer(msgspec.Struct):
@@ -166,6 +171,8 @@ def limit_of(fields: Body) -> int | None:
 
 def own_id_of(fields: Body) -> str:
     """Id that a body gives its request: SGLang's field, else vLLM's; "" when it gives none that can be one."""
+    if fields.rid is None and fields.request_id is None:  # nearly always
+        return ""
     for value in (fields.rid, fields.request_id):
         if isinstance(value, str) and 0 < len(value) <= LONGEST_NAME:
             return value

@@ -17,6 +17,7 @@ _FORMS = {
     "/v1/responses": Form.RESPONSES,
     "/v1/messages": Form.MESSAGES,
 }
+_TEXT_FIELDS = ("tools", "instructions", "system", "messages", "input", "prompt", "text")
 _CHAT_OPTIONS = (
     *("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template_kwargs"),
     *("reasoning_effort", "tool_choice"),
@@ -53,8 +54,7 @@ def asked_of(path: str, fields: Body, *, model: str, name: str) -> Asked | Unrea
 
 def text_parts(fields: Body) -> list[memoryview]:
     """Everything of a body that becomes prompt text, in the order engines put it together."""
-    keys = ("tools", "instructions", "system", "messages", "input", "prompt", "text")
-    return [view for key in keys if len(view := fields.raw(key))]
+    return list(fields.given(_TEXT_FIELDS).values())
 
 
 def _text(path: str, fields: Body, model: str, name: str) -> Asked | Unread:

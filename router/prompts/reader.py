@@ -7,8 +7,9 @@ rather than guess, and the engine remains the judge of every field not needed he
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from estimators.request import RequestFacts
@@ -33,7 +34,7 @@ from router.prompts.sizes import CharactersPerToken, characters_of
 from router.prompts.wishes import Wishes, wishes_of
 from router.routes import Route, classify
 from router.tokenizing.asked import Form, Tokenised, Wanted, tokenised
-from router.tokenizing.chunks import chunk_chain
+from router.tokenizing.chunks import BLOCKS_IN_A_CHUNK, chunk_chain
 
 LARGEST_WALK = 4 * 1024 * 1024  # bytes of JSON that are looked into; above, its length stands for its text
 _SAMPLE_BYTES = 64 * 1024
@@ -76,6 +77,7 @@ class PromptReader:
     characters_per_token : how text is sized; somebody else teaches it
     chunks : whether text that nobody tokenises gets blocks of text, see `chunks.py`
     tenant_field : lower-case name of the field that says for whom a request is; None: nobody says
+    largest_walk : bytes of JSON that are looked into to size their text; 0 where lengths matter to nobody
     unit_field : likewise of the one that an experiment assigns requests by
     """
 
@@ -87,8 +89,10 @@ class PromptReader:
         *,
         chunks: bool = False,
         tenant_field: bytes | None = None,
+        largest_walk: int = LARGEST_WALK,
         unit_field: bytes | None = None,
     ) -> None:
+        self._largest_walk = largest_walk
         self._tenant_field = tenant_field
         self._unit_field = unit_field
         self.block_tokens = block_tokens
@@ -123,8 +127,8 @@ class PromptReader:
             return wishes
         model = fields.model or ""
         base, adapter = self._names.resolve(model)
-        identity = Identity(base, adapter=adapter, salt=salt_of(fields), block_tokens=self.block_tokens)
-        return Question(head, fields, request_id_of(head), model, base, identity.root(), wishes)
+        root = root_of(base, adapter, salt_of(fields), self.block_tokens)
+        return Question(head, fields, request_id_of(head), model, base, root, wishes)
 
     def by_ids(self, question: Question, ids: memoryview) -> RequestFacts | Refuse | None:
         """Facts of a prompt given as token ids; None when they are something else after all."""
@@ -160,7 +164,7 @@ class PromptReader:
         size : its characters, and whether text is all there is; looked for in the body when None
         scored : whether it may get blocks of text
         """
-        characters, pure = size if size is not None else size_of(question.fields)
+        characters, pure = size if size is not None else size_of(question.fields, self._largest_walk)
         tokens = self._characters_per_token.tokens_in(characters)
         chain = self._chunks_of(question, tokens) if scored else []
         return self._facts(
@@ -193,7 +197,8 @@ class PromptReader:
         if not self._chunks:
             return []
         parts = text_parts(question.fields)
-        return chunk_chain(question.root, parts, block_tokens=self.block_tokens, prompt_tokens=tokens)
+        block_tokens = BLOCKS_IN_A_CHUNK * self.block_tokens
+        return chunk_chain(question.root, parts, block_tokens=block_tokens, prompt_tokens=tokens)
 
     def _facts(
         self,
@@ -223,7 +228,7 @@ class PromptReader:
             continues=continued_by(fields),
             explain=head.get(b"x-tfirst-explain") == b"1",
             path=head.path,
-            block_tokens=self.block_tokens,
+            block_tokens=self.block_tokens * (BLOCKS_IN_A_CHUNK if chain_of_text else 1),
             session=session_of(head, fields.session_id),
             client=head.client,
             priority=question.wishes.priority,
@@ -235,12 +240,25 @@ class PromptReader:
         )
 
 
-def size_of(fields: Body) -> tuple[int, bool]:
-    """Characters of text in a prompt, and whether text is all there is; a very long field counts by its length."""
-    walked = {name: view for name in PROMPT_FIELDS if len(view := fields.raw(name))}
-    long = [name for name, view in walked.items() if len(view) > LARGEST_WALK]
-    unread = sum(len(walked.pop(name)) for name in long)
-    return characters_of(walked, len(fields.raw("tools")) + unread)
+def size_of(fields: Body, largest_walk: int = LARGEST_WALK) -> tuple[int, bool]:
+    """Characters of text in a prompt, and whether text is all there is.
+
+    largest_walk : bytes of a field that is looked into; a longer one counts by its length
+    """
+    walked = fields.given(PROMPT_FIELDS)
+    if not largest_walk:
+        return sum(map(len, walked.values())) + len(fields.raw("tools")), False
+    unread = 0
+    for name in [name for name, view in walked.items() if len(view) > largest_walk]:
+        unread += len(walked.pop(name))
+    characters, pure = characters_of(walked, len(fields.raw("tools")) + unread)
+    return characters, pure and not unread
+
+
+@lru_cache(maxsize=1024)
+def root_of(model: str, adapter: str, salt: str, block_tokens: int) -> int:
+    """`Identity.root` of prompts; few are met again and again."""
+    return Identity(model, adapter=adapter, salt=salt, block_tokens=block_tokens).root()
 
 
 def ids_in_sample(ids: memoryview) -> int:
@@ -251,7 +269,7 @@ def ids_in_sample(ids: memoryview) -> int:
 
 def request_id_of(head: Head) -> str:
     """The client's id of a request, or a new one."""
-    return text_of(head.get(b"x-request-id")) or secrets.token_hex(16)
+    return text_of(head.get(b"x-request-id")) or os.urandom(16).hex()
 
 
 def session_of(head: Head, said: object) -> str | None:

@@ -63,6 +63,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     policy: str
     client: str | None = None  # name of the key that let it in
     edited: tuple[str, ...] = ()  # fields of the body that the router changed or added
+    directed: str | None = None  # how the engine was told where the prompt's state is; None: it was not
     candidates: list[Candidate] = []
     chosen: int | None = None  # index into candidates
     possible: int | None = None  # how many candidates there were; more than are named: only the chosen and the best are

@@ -70,14 +70,18 @@ class Claims:
 
     def __init__(self, books: Books, *, owner: int, holder: int, model: str, one_copy: bool, limit: int) -> None:
         self.books = books
-        self.owner = owner
-        self.holder = holder
-        self.salt = owner * _SALT & _MASK_64
+        self.move(owner=owner, holder=holder)
         self.model = model
         self.one_copy = one_copy
         self.limit = limit
         self.held = 0
         self.last_event_s: float | None = None
+
+    def move(self, *, owner: int, holder: int) -> None:
+        """Hold what comes under other numbers."""
+        self.owner = owner
+        self.holder = holder
+        self.salt = owner * _SALT & _MASK_64
 
     def block_of(self, key: int) -> int | None:
         """The block behind an engine hash; None when it is not known."""
@@ -145,9 +149,12 @@ class Books(Protocol):
     def adapters_of(self, claims: Claims, keys: Iterable[int]) -> dict[int, int]: ...
     def age_s(self, claims: Claims, key: int, block: int, now_s: float) -> float: ...
     def used(self, claims: Claims, hashes: Sequence[int], now_s: float) -> None: ...
+    def touch(self, claims: Claims, keys: Sequence[int]) -> None: ...
     def hold(self, tier: Tier, told: Sequence[Told], done: Applied) -> None: ...
     def release(self, tier: Tier, told: Sequence[tuple[Claims, list[int]]], done: Applied) -> list[dict[int, int]]: ...
     def drop(self, claims: Claims, adapter: int | None = None) -> None: ...
+    def drop_some(self, claims: Claims, most: int) -> None: ...
+    def hand_over(self, claims: Claims, to: Claims) -> None: ...
     def evict(self, claims: Claims | None, count: int) -> int: ...
 
 

@@ -41,7 +41,7 @@ class WrittenStore:
         require(keep_s > 0, "keep_s", keep_s)
         self.evicted = 0  # to make room
         self.misses = 0
-        self._capacity = capacity_blocks
+        self._capacity = self._room = capacity_blocks
         self._keep_s = keep_s
         self._used_s: dict[int, float] = {}  # block -> last use, in the order of that
         self._missed: dict[int, None] = {}  # blocks the store turned out not to have, until they are written again
@@ -50,12 +50,16 @@ class WrittenStore:
         """Blocks kept, those that are too old by now included."""
         return len(self._used_s)
 
-    def written(self, chain: Sequence[int], now_s: float) -> None:
-        """An engine has computed all blocks of this chain and written them through; call it when that is over."""
+    def written(self, chain: Sequence[int], now_s: float, *, each: int = 1) -> None:
+        """An engine has computed all blocks of this chain and written them through; call it when that is over.
+
+        each : blocks of the store that one of these stands for, >= 1; all are taken to be as large as the largest seen
+        """
+        self._room = min(self._room, max(1, self._capacity // each))
         if self._missed:
             for block in chain:
                 self._missed.pop(block, None)
-        self._use(chain[: self._capacity], now_s)
+        self._use(chain[: self._room], now_s)
 
     def read(self, chain: Sequence[int], blocks: int, now_s: float) -> None:
         """An engine has fetched the first `blocks` of this chain: they are there, and were just used."""
@@ -99,7 +103,7 @@ class WrittenStore:
         for block in reversed(chain):
             used_s.pop(block, None)
             used_s[block] = now_s
-        excess = len(used_s) - self._capacity
+        excess = len(used_s) - self._room
         if excess > 0:
             self.evicted += excess
             oldest = iter(used_s)

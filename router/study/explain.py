@@ -81,7 +81,7 @@ def _path(choice: Candidate, prompt_tokens: int) -> str:
     if not reused:
         return f"computing all {prompt_tokens} tokens"
     own = f"{choice.local_tokens} tokens of its own" if choice.local_tokens else ""
-    brought = f"{choice.fetched_tokens} fetched ({choice.path})" if choice.fetched_tokens else ""
+    brought = f"{choice.fetched_tokens} tokens fetched ({choice.path})" if choice.fetched_tokens else ""
     parts = " and ".join(part for part in (own, brought) if part)
     return f"reusing {parts} and computing {max(0, prompt_tokens - reused)}"
 

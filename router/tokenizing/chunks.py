@@ -4,7 +4,8 @@ Model     h[i] = XXH3-64(bytes of chunk i, seed = h[i-1]) over the JSON text as 
           the identity's root, so that no chunk is ever taken for a block of tokens
 Valid     as a key to the router's own memory of where it sent what; engines announce nothing of the kind
 Blind to  one text written in two ways (escapes, spaces between fields): two chains; how many tokens a chunk really has
-Source    64 bytes to 16 tokens as in llm-d's approximate prefix scorer
+Errors    what is reused comes out up to a chunk too short; a beginning shorter than a chunk is no reuse
+Source    4 bytes to a token as in llm-d's approximate prefix scorer
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from struct import iter_unpack
 import xxhash
 
 BYTES_PER_TOKEN = 4  # about right for English under common tokenizers
+BLOCKS_IN_A_CHUNK = 4  # of the pool: a decision's work is by the block, and no guess at text is good to 16 tokens
 MOST_CHUNKS = 8192  # hashing them takes under a millisecond
 
 

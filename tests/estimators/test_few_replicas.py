@@ -7,7 +7,7 @@ from dataclasses import fields
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from estimators.conformal import Conformal
@@ -26,6 +26,8 @@ from estimators.shape_parts import Experts
 from estimators.shapes import QWEN3_8B, ModelShape
 from estimators.spread import ResidualSpread
 from estimators.view import Column, FleetView
+from policies.base import pick_smallest, pick_smallest_of_few
+from policies.objectives import EndToEnd, FirstToken
 from tests.builders import a_request
 from tests.estimators.one_candidate import Candidate, OnReplica, World
 
@@ -208,3 +210,41 @@ def test_every_discipline_and_a_mixture_is_estimated_as_each_candidate_alone(
     discipline: Discipline | None, data: st.DataObject
 ) -> None:
     check(data.draw(worlds(few, discipline)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(few, Discipline.OVERLAPPED, bare=True))
+def test_numbers_of_one_candidate_are_those_of_the_grids(world: World) -> None:
+    estimates = estimated(world)
+    grids = estimates.narrowed(np.ones(world.view.rows, dtype=np.bool_))
+    assert estimates.few is not None
+    assert grids.few is None
+    assert [[one.column, one.row] for one in estimates.few] == np.argwhere(grids.possible).tolist()
+    assert estimates.ready_rows == grids.ready_rows
+    for one in estimates.few:
+        at = one.column, one.row
+        assert (one.expected_s, one.pace_s) == (grids.expected_s[at], grids.pace_s[one.row])
+        assert (one.queue_price_s, one.decode_price_s) == (grids.queue_price_s[at], grids.decode_price_s[at])
+    for column, path in enumerate(PATHS[: len(grids.possible)]):
+        for row in range(world.view.rows):
+            assert repr(estimates.one(path, row)) == repr(grids.one(path, row)), (column, row)  # NaN equals NaN so
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(few, Discipline.OVERLAPPED, bare=True), st.integers(0, 99))
+def test_a_rule_chooses_alike_among_numbers_and_grids(world: World, seed: int) -> None:
+    assume(world.view.ready.any())
+    estimates = estimated(world)
+    grids = estimates.narrowed(np.ones(world.view.rows, dtype=np.bool_))
+    for rule in (FirstToken, EndToEnd):
+        for twice in range(2):
+            one, other = (rule(np.random.default_rng(seed + twice)) for _ in range(2))
+            chosen = one.choose(world.request, world.view, estimates)
+            assert chosen == other.choose(world.request, world.view, grids)
+
+
+def test_equal_numbers_are_chosen_among_by_the_same_draw_as_equal_grids() -> None:
+    values = [2.0, 1.0, 1.0 + 1e-13, 3.0, 1.0]
+    draws = [pick_smallest_of_few(values, np.random.default_rng(seed)) for seed in range(20)]
+    assert draws == [pick_smallest(np.array(values), np.random.default_rng(seed)) for seed in range(20)]
+    assert {place for place, _ in draws} == {1, 2, 4}

@@ -25,7 +25,7 @@ def learned(conformal: Conformal | None = None, hit: float = 0.93, scale: float 
     probability[LOCAL, 0] = hit
     names = ("a", "b")
     doubt = Doubt(HitProbability(names), ResidualSpread(names), conformal or Conformal(LEVELS))
-    return replace(estimates, hit_probability=probability, doubt=doubt, scale=np.full(2, scale), shift=np.full(2, 0.1))
+    return estimates.changed(hit_probability=probability, doubt=doubt, scale=np.full(2, scale), shift=np.full(2, 0.1))
 
 
 def late_by_half() -> Conformal:
@@ -64,7 +64,7 @@ def test_a_quantile_is_where_that_share_of_drawn_first_tokens_has_come() -> None
     times_s = np.where(chance.random(200_000) < 0.6, hit_s, miss_s) * np.exp(0.1 + 0.2 * chance.logistic(size=200_000))
     for q in (0.3, 0.5, 0.8, 0.95):
         assert quantile_s(estimates, q)[LOCAL, 0] == pytest.approx(np.quantile(times_s, q), rel=0.02)
-    late = replace(estimates, doubt=None)
+    late = estimates.changed(doubt=None)
     assert in_time(late, 0.5, level=0.9)[LOCAL, 0] == pytest.approx((times_s <= 0.5).mean(), abs=0.005)
 
 

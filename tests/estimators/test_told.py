@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from estimators.estimates import Doubt, Estimates, Estimator
 from estimators.few_replicas import MOST_ROWS
@@ -24,13 +26,14 @@ FEW, MANY = 3, MOST_ROWS + 1
 LOCAL, RECOMPUTE, REMOTE, PEER = (COLUMN[path] for path in (Path.LOCAL, Path.RECOMPUTE, Path.REMOTE, Path.PEER))
 
 
-def an_estimator(rows: int, *, decides: bool, doubt: Doubt | None = None) -> Estimator:
-    """A store behind 10 GB/s and peers behind 25 GB/s."""
+def an_estimator(rows: int, *, decides: bool, doubt: Doubt | None = None, tiers: bool = False) -> Estimator:
+    """A store behind 10 GB/s, peers behind 25 GB/s; with `tiers` host memory behind the store's link to each."""
     table = LinkTable(bytes_per_s=[10e9] + [25e9] * (2 * rows))
     routes = Routes(
         table=table,
         store=[[0, 1 + row] for row in range(rows)],
         egress=[1 + rows + row for row in range(rows)],
+        host=[[1 + row] for row in range(rows)] if tiers else [],
     )
     return Estimator(
         costs=costs_of(QWEN3_8B),
@@ -59,11 +62,12 @@ def estimated(
     doubts: bool = False,
     discipline: Discipline = Discipline.OVERLAPPED,
     change: Callable[[FleetView], object] = lambda view: None,
+    tiers: bool = False,
 ) -> Estimates:
     view = a_fleet(*["A100"] * rows, discipline=discipline)
     view.told = told
     change(view)
-    estimator = an_estimator(rows, decides=decides, doubt=a_doubt(view) if doubts else None)
+    estimator = an_estimator(rows, decides=decides, doubt=a_doubt(view) if doubts else None, tiers=tiers)
     return estimator.estimate(a_request(), where, view, quiet(), 0.0)
 
 
@@ -143,6 +147,39 @@ def test_what_is_brought_ahead_counts_where_the_turn_comes_later_than_that_takes
     got = estimated(where, FEW, told=ahead, discipline=discipline, change=queue if queue_s else lambda view: None)
     assert got.possible[[REMOTE, PEER], 0].tolist() == [possible, possible]
     assert got.possible[RECOMPUTE, 0]
+
+
+MASKS = st.lists(st.booleans(), min_size=FEW, max_size=FEW)
+COUNTS = st.integers(0, 500)
+
+
+@given(
+    st.tuples(*[MASKS] * 5),
+    st.tuples(*[COUNTS] * FEW),
+    st.tuples(*[COUNTS] * FEW),
+    COUNTS,
+    st.sampled_from([Discipline.OVERLAPPED, Discipline.SERIAL]),
+    st.booleans(),
+)
+def test_every_replica_keeps_a_path_whatever_it_can_be_told(
+    masks: tuple[list[bool], ...],
+    local: tuple[int, ...],
+    more: tuple[int, ...],
+    store: int,
+    discipline: Discipline,
+    tiers: bool,
+) -> None:
+    where = held(list(local), store)
+    if tiers:
+        where.host_blocks = where.local_blocks + np.array(more, dtype=np.int32)
+    one = Told(*(np.array(mask) for mask in masks))
+    got = estimated(where, FEW, told=one, doubts=True, discipline=discipline, tiers=tiers)
+    assert got.usable_rows.all()
+    assert not got.possible[PEER, ~one.peer].any()
+    assert not got.possible[REMOTE, ~(one.store | one.asks_store)].any()
+    hit, stored = got.hit_probability, got.stored_probability
+    assert (stored >= -1e-12).all()
+    assert (hit + stored <= 1.0 + 1e-12).all()
 
 
 def test_what_is_gone_at_a_peer_is_computed_unless_the_store_is_looked_up_unasked() -> None:

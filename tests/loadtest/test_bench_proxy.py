@@ -1,19 +1,24 @@
 import asyncio
 import json
 import os
+import random
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from estimators.tiers import Tier
 from loadtest.proxy_bench import bodies
 from loadtest.proxy_bench.judge import Row, failures, medians, table
 from loadtest.proxy_bench.load import closed_loop, first_bytes, streams
 from loadtest.proxy_bench.process import busy_s, family_of, resident_mib
-from loadtest.proxy_bench.proxies import Proxy, Setting, command_of, skipped
-from loadtest.proxy_bench.stub import Stub
+from loadtest.proxy_bench.proxies import OURS, Proxy, Setting, command_of, skipped
+from loadtest.proxy_bench.stub import BLOCK, Stub, two_blocks
+from router.config import fleet_of, load_config
+from router.signals.wire import Stored, decode
 
 
 @asynccontextmanager
@@ -98,6 +103,23 @@ def test_requests_are_whole_and_their_bodies_are_json() -> None:
         head, _, body = request.partition(b"\r\n\r\n")
         assert b"Content-Length: %d" % len(body) in head
         assert json.loads(body)["model"] == "m"
+
+
+def test_what_a_stub_publishes_is_two_blocks_that_the_router_can_read() -> None:
+    batch = decode(msgspec.msgpack.encode([5.0, [two_blocks(random.Random(1).getrandbits)] * 3]))
+    assert (batch.ts_s, batch.read, batch.bad) == (5.0, 3, 0)
+    event = batch.events[0]
+    assert isinstance(event, Stored)
+    assert (len(event.hashes), len(event.tokens), event.block_tokens, event.tier) == (2, 2 * BLOCK, BLOCK, Tier.HBM)
+
+
+def test_a_router_with_events_gets_a_fleet_that_names_them(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, [7001, 7002], None, 0, [8001, 8002])
+    *_, path, _, _ = command_of(Proxy("tfirst, events", OURS, events=True), setting, 9000)
+    fleet = fleet_of(load_config(Path(path)))
+    assert [(one.url, one.events) for one in fleet.replicas] == [
+        (f"http://127.0.0.1:{7000 + row}", f"tcp://127.0.0.1:{8000 + row}") for row in (1, 2)
+    ]
 
 
 def test_medians_are_of_all_rounds_and_ratios_are_to_nginx() -> None:

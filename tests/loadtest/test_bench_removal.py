@@ -13,6 +13,7 @@ def test_replicas_hold_what_they_are_said_to_and_share_a_quarter() -> None:
 
 
 def test_forgetting_is_timed_and_checked_to_have_forgotten() -> None:
-    assert took_s(4 * TOGETHER, lambda directory: directory.clear(0)) >= 0.0
+    assert min(took_s(4 * TOGETHER, lambda directory: directory.clear(0))) >= 0.0
+    assert min(took_s(80 * TOGETHER, lambda directory: directory.drop_source(0))) >= 0.0  # more than goes at once
     with pytest.raises(AssertionError, match="is gone"):
         took_s(8 * TOGETHER, lambda directory: None)

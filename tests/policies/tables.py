@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -81,4 +81,4 @@ def with_hits(estimates: Estimates, path: Path, row: int, probability: float) ->
     hit[COLUMN[path], row] = probability
     names = NAMES[: len(estimates.queue_s)]
     doubt = Doubt(HitProbability(names), ResidualSpread(names), Conformal(LEVELS))
-    return replace(estimates, hit_probability=hit, doubt=doubt, scale=0.0, shift=0.0)
+    return estimates.changed(hit_probability=hit, doubt=doubt, scale=0.0, shift=0.0)

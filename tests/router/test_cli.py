@@ -177,12 +177,17 @@ def test_broken_yaml_is_one_line(tmp_path: Path) -> None:
     assert str(path) in one_sentence(done)
 
 
-def test_a_fleet_that_waits_to_be_directed_is_refused(tmp_path: Path) -> None:
+def test_a_fleet_that_waits_to_be_directed_must_say_how(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("fetch: {by: directed}\nreplicas: [{name: a, url: 'http://127.0.0.1:9'}]\n")
     done = tfirst("serve", "--fleet", str(path), "--check")
     assert done.returncode == 2
-    assert "replay" in one_sentence(done)
+    assert "`told`" in one_sentence(done)
+    parts = "links: {nic: {gb_s: 10}}\npeers: {link: nic}\ntold: {peer: header}\n"
+    path.write_text(parts + path.read_text())
+    done = tfirst("serve", "--fleet", str(path), "--check")
+    assert done.returncode == 0
+    assert "told      a: peers by header, store looked up by itself" in done.stdout
 
 
 def test_settings_a_policy_does_not_have_are_one_sentence(tmp_path: Path) -> None:
@@ -223,6 +228,28 @@ def test_sighup_reads_the_keys_again_and_the_router_goes_on(tmp_path: Path) -> N
         process.send_signal(signal.SIGHUP)
         while "1 client keys are in force" not in process.stderr.readline():
             assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+
+
+def test_sighup_takes_over_other_arms_and_keeps_the_old_ones_when_it_cannot(tmp_path: Path) -> None:
+    file = tmp_path / "tfirst.yaml"
+    ports = f"worker_urls: ['{URL}'], host: 127.0.0.1, port: 0, admin_host: 127.0.0.1, admin_port: 0"
+    file.write_text(f"{{{ports}, experiment: {{arms: {{a: {{}}}}}}}}")
+    command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while not process.stdout.readline().startswith("admin"):
+            assert process.poll() is None, process.stderr.read()
+        for arms, says in (
+            ("{a: {}, b: {policy: {name: ttft}}}", "its arms are a, b"),
+            ("{a: {policy: {name: nonsense}}}", "the experiment stays as it was: there is no policy 'nonsense'"),
+        ):
+            file.write_text(f"{{{ports}, experiment: {{arms: {arms}}}}}")
+            process.send_signal(signal.SIGHUP)
+            while says not in process.stderr.readline():
+                assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
 

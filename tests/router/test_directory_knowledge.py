@@ -323,6 +323,30 @@ def test_a_prompt_longer_than_the_replica_leaves_its_head() -> None:
     assert directory.match(CHAIN).hbm_blocks.tolist() == [10]
 
 
+def test_blocks_that_stand_for_several_take_as_much_room() -> None:
+    directory = Directory(BLOCK, 1)
+    directory.add_routed(0, MODEL, 300)
+    directory.sent(0, CHAIN, 1.0, each=4)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [75]
+    directory.sent(0, chain_of(Q)[:100], 2.0)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [50]
+    assert directory.match(chain_of(Q)).hbm_blocks.tolist() == [100]
+    directory.sent(0, [*CHAIN[:50], *chain_of(Q)[200:206]], 3.0)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [50]
+    assert directory.match(chain_of(Q)).hbm_blocks.tolist() == [94]
+
+
+def test_what_the_directory_had_to_drop_of_a_guess_comes_back_with_its_prompt() -> None:
+    directory = Directory(BLOCK, 2, cap=30)
+    for row in range(2):
+        directory.add_routed(row, MODEL, 20)
+    for now_s, row, chain in ((1.0, 0, CHAIN), (2.0, 1, chain_of(Q)), (3.0, 0, CHAIN), (4.0, 0, CHAIN)):
+        directory.sent(row, chain[:20], now_s)
+        assert directory.match(chain, 5.0).hbm_blocks.tolist()[row] == 20
+        assert directory.match(chain, 5.0).hbm_age_s.tolist()[row] == 5.0 - now_s
+        assert directory.stats().engine_hashes <= 30
+
+
 def test_an_adapter_that_is_gone_takes_what_was_guessed_and_expected_with_it() -> None:
     directory = Directory(BLOCK, 2)
     for row in range(2):
@@ -334,6 +358,28 @@ def test_an_adapter_that_is_gone_takes_what_was_guessed_and_expected_with_it() -
     assert (match.hbm_blocks.tolist(), match.expected_blocks.tolist()) == ([0, 64], [0, 128])
     directory.sent(0, CHAIN[:32], 2.0)
     assert directory.match(CHAIN).hbm_blocks.tolist() == [32, 64]
+
+
+def test_a_row_that_turns_over_leaf_after_leaf_keeps_to_its_last() -> None:
+    directory = Directory(BLOCK, 2, at_once=10)
+    for row in range(2):
+        directory.add_source(row, MODEL)
+        directory.apply(row, batch(stored(P, 1)), 1.0)
+    for round_ in range(12):  # more than can leave before one is swept
+        directory.clear(0)
+        assert directory.match(CHAIN).hbm_blocks.tolist() == [0, 256]
+        directory.apply(0, batch(stored(P[: 64 * BLOCK], 1)), 2.0 + round_)
+        assert directory.match(CHAIN, 20.0).hbm_blocks.tolist() == [64, 256]
+        assert directory.match(CHAIN, 20.0).hbm_age_s.tolist() == [18.0 - round_, 19.0]
+    directory.drop_source(1)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [64, 0]
+    assert directory.holders(CHAIN[0]) == {Tier.HBM: (0,)}
+    while directory.sweep():
+        assert directory.match(CHAIN).hbm_blocks.tolist() == [64, 0]
+    assert directory.stats().engine_hashes == 64
+    directory.add_source(1, MODEL)
+    directory.apply(1, batch(stored(P, 1)), 30.0)
+    assert directory.match(CHAIN).hbm_blocks.tolist() == [64, 256]
 
 
 def test_events_end_the_guess_and_a_clear_empties_it() -> None:
@@ -391,3 +437,40 @@ def test_batches_put_off_count_with_the_next_question() -> None:
     assert (totals.stored, totals.removed, totals.cleared) == (513, 1, 1)
     assert directory.match(CHAIN).hbm_blocks.tolist() == [256, 0]
     assert directory.match(chain_of(Q)).hbm_blocks.tolist() == [0, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=25),
+    st.integers(1, 40),
+    st.integers(1, 40),
+)
+def test_a_guess_is_the_least_recently_used_of_an_engine_whatever_is_sent(
+    sends: list[tuple[int, int]], capacity: int, later: int
+) -> None:
+    """Against a list of what was used, last first, cut to the capacity after every prompt."""
+    chains = [[100 * family + block for block in range(1, 13)] for family in (1, 2)]
+    chains += [
+        chains[0][:5] + [501 + block for block in range(7)],
+        chains[1][:2] + [601 + block for block in range(10)],
+    ]
+    directory = Directory(BLOCK, 1)
+    directory.add_routed(0, MODEL, capacity)
+    used: list[tuple[int, int]] = []  # block and its size, most recent first
+    for number, (which, length) in enumerate(sends):
+        if number == len(sends) // 2:
+            capacity = later
+            directory.add_routed(0, MODEL, capacity)
+            used = _cut(used, capacity)
+        each = 1 + which % 2  # of one chain always the same
+        chain = chains[which][:length] if which < 2 else [block + 10_000 for block in chains[which][:length]]
+        directory.sent(0, chain, float(number), each=each)
+        kept = chain[: capacity // each]
+        used = _cut([(block, each) for block in kept] + [one for one in used if one[0] not in kept], capacity)
+        assert sorted(directory.blocks()) == sorted(block for block, _ in used)
+
+
+def _cut(used: list[tuple[int, int]], capacity: int) -> list[tuple[int, int]]:
+    while sum(each for _, each in used) > capacity:
+        used = used[:-1]
+    return used

@@ -124,8 +124,8 @@ class Engine:
 class Fleet:
     """Engines, streams and the directory under test. `told[row]` is the engine when its last batch was delivered."""
 
-    def __init__(self, *, put: bool) -> None:
-        self.directory = Directory(BLOCK, ROWS)
+    def __init__(self, *, put: bool, at_once: int = 1000) -> None:
+        self.directory = Directory(BLOCK, ROWS, at_once=at_once)
         self.engines = [Engine(one_copy=one_copy) for one_copy in ONE_COPY]
         self.told: list[Held] = [{Tier.HBM: Counter(), Tier.HOST: Counter()} for _ in range(ROWS)]
         self._now_s = 0.0  # of the publishers: a batch of a new process is younger
@@ -201,6 +201,26 @@ def test_the_directory_is_what_the_engines_hold_for_every_source_that_is_not_deg
         if number % ask_every == 0:
             fleet.check()
     fleet.check()
+
+
+@settings(max_examples=50, deadline=None)
+@given(STEPS, st.booleans(), st.integers(1, 3), st.integers(1, 9))
+def test_what_is_forgotten_in_slices_is_believed_no_more_from_the_start(
+    steps: list[Step], put: bool, at_once: int, sweep_every: int
+) -> None:
+    fleet, other = Fleet(put=put, at_once=at_once), Fleet(put=put)
+    for number, step in enumerate(steps):
+        fleet.step(*step)
+        other.step(*step)
+        if number % sweep_every == 0:
+            fleet.directory.sweep()
+        if number % 4 == 0:
+            fleet.check()
+    fleet.check()
+    while fleet.directory.sweep():
+        fleet.check()
+    ours, theirs = fleet.directory.stats(), other.directory.stats()
+    assert (ours.blocks, ours.engine_hashes, ours.totals) == (theirs.blocks, theirs.engine_hashes, theirs.totals)
 
 
 @settings(max_examples=25, deadline=None)

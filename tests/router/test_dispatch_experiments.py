@@ -77,6 +77,12 @@ def test_a_shadow_is_written_down_and_changes_nothing() -> None:
     assert any(one.choice is not None and one.shadows[0].replica != one.choice.replica for one in shadowed)
 
 
+def test_nobody_is_asked_about_a_request_that_generates_nothing() -> None:
+    bench = a_bench(experiments=experiments(shadows={"quiet": PolicyConfig(name="least_request")}))
+    (receipt,) = receipts_of(bench, [bench.send(0.0, generates=False, streams=False)])
+    assert (receipt.arm, receipt.shadows, receipt.policy) == (None, [], "ttft")
+
+
 def test_a_trusted_client_gets_the_rule_it_asks_for_and_its_requests_are_in_no_arms_numbers() -> None:
     bench, metrics = a_bench(), Metrics()
     sent = bench.send(0.0, client="alice", policy="kv_affinity")

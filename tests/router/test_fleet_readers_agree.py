@@ -58,7 +58,9 @@ fetch: {by: directed, discipline: DISCIPLINE, minimum_tokens: 64, limit_ms: 20, 
 peers: {link: nic}
 replicas:
   - {name: a, card: A100, url: 'http://h:1', model: small, role: prefill, ranks: 2, start_s: 30}
-  - {name: b, card: A100, url: 'http://h:2'}
+  - {name: b, card: A100, url: 'http://h:2', told: {store: never, own: pin}}
+told: {peer: body, store: prefetch, read_at: 'h:7777', instance: i}
+lmcache: {controller: 'http://c:9000', coordinator: 'http://c:9300', model: m, world_size: 2, location: L, timeout_s: 2}
 """
 
 
@@ -90,6 +92,21 @@ def test_both_read_the_same_tiers_peers_and_links() -> None:
     assert msgspec.to_builtins(ours.links) == msgspec.to_builtins(theirs.links)
 
 
+def test_both_read_alike_how_replicas_are_told() -> None:
+    text = EVERYTHING.replace("DISCIPLINE", "serial")
+    ours, theirs = msgspec.yaml.decode(text, type=Fleet), simulated.parse(text, source="f.yaml")
+    assert ours.told is not None
+    assert ours.lmcache is not None
+    assert theirs.told is not None
+    assert theirs.lmcache is not None
+    assert msgspec.structs.asdict(ours.told) == msgspec.structs.asdict(theirs.told)
+    assert msgspec.structs.asdict(ours.lmcache) == msgspec.structs.asdict(theirs.lmcache)
+    for mine, other in zip(ours.replicas, theirs.replicas, strict=True):
+        told = theirs.told_of(other)
+        assert told is not None
+        assert msgspec.structs.asdict(ours.told_of(mine)) == msgspec.structs.asdict(told)
+
+
 @pytest.mark.parametrize(
     ("good", "bad", "named"),
     [
@@ -118,6 +135,11 @@ def test_both_refuse_a_link_that_is_not_there_and_name_its_key(good: str, bad: s
         ("by: directed", "by: chance"),
         ("prefetch_gib: 2", "prefetch_gib: 0"),
         ("discipline: DISCIPLINE", "discipline: sometimes"),
+        ("peer: body", "peer: shout"),
+        ("store: prefetch", "store: sometimes"),
+        ("own: pin", "own: glue"),
+        ("read_at: 'h:7777'", "reed_at: 'h:7777'"),
+        ("timeout_s: 2", "timeout_s: 0"),
     ],
 )
 def test_both_refuse_a_section_that_is_not_whole_or_out_of_range(good: str, bad: str) -> None:

@@ -19,7 +19,7 @@ from router.config import PolicyConfig, RouterConfig
 from router.dispatch import Dispatcher
 from router.fleet import fleet_of_urls
 from router.metrics import Metrics
-from router.plain import PlainDispatcher, reads_estimates
+from router.plain import PlainDispatcher, nothing_estimated, reads_estimates
 from router.receipts import Receipt
 
 NAMES = ("round_robin", "least_request", "prefix_hash")
@@ -166,3 +166,14 @@ def test_choices_without_estimates_are_counted_by_reason() -> None:
     text = metrics.text().decode()
     assert 'tfirst_choices_total{path="unknown",reason="next_in_turn"} 1.0' in text
     assert 'tfirst_prompt_tokens_total{source="recompute"} 0.0' in text
+
+
+def test_who_may_be_chosen_follows_what_is_narrowed() -> None:
+    nothing = nothing_estimated(a_core("round_robin").dispatcher.view)
+    rows = list(range(nothing.usable_rows.size))
+    assert nothing.ready_rows == []
+    nothing.only(rows)
+    last = nothing.narrowed(np.array([row == rows[-1] for row in rows]))
+    assert (nothing.ready_rows, last.ready_rows) == (rows, rows[-1:])
+    nothing.only(rows[:1])
+    assert (nothing.ready_rows, nothing.usable_rows.tolist()[1:]) == (rows[:1], [False] * (len(rows) - 1))

@@ -134,13 +134,14 @@ def test_sampling_parameters_do_not_split_a_text_prefix(changed: dict[str, Any])
 
 
 def test_conversations_share_blocks_of_text_as_far_as_their_messages_are_the_same() -> None:
-    messages = [{"role": "user", "content": "x" * 1000}]
+    messages = [{"role": "user", "content": "x" * 4000}]
     head = FakeHead("/v1/chat/completions")
     first = chunked({"model": "m", "messages": messages}, head)
-    longer = [*messages, {"role": "assistant", "content": "y" * 500}, {"role": "user", "content": "z"}]
+    longer = [*messages, {"role": "assistant", "content": "y" * 2000}, {"role": "user", "content": "z"}]
     second = chunked({"model": "m", "messages": longer}, head)
     assert first.chain_of_text
     assert not first.prompt_exact
+    assert first.prompt_tokens - first.block_tokens <= len(first.chain) * first.block_tokens < first.prompt_tokens
     assert 10 < len(first.chain) < len(second.chain)
     assert second.chain[: len(first.chain)] == first.chain
     other = chunked({"model": "m", "messages": longer, "cache_salt": "s"}, head)
@@ -333,3 +334,11 @@ def test_the_id_that_a_body_gives_its_request_is_known(body: dict[str, Any], own
 @pytest.mark.parametrize(("said", "continues"), [("resp_1", "resp_1"), (None, ""), (7, ""), ("x" * 1000, "")])
 def test_the_response_that_a_request_goes_on_from_is_known(said: object, continues: str) -> None:
     assert facts({"input": "x", "previous_response_id": said}, FakeHead("/v1/responses")).continues == continues
+
+
+def test_a_prompt_whose_length_matters_to_nobody_is_not_looked_into() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "\u00e9" * 100}], "tools": [{"type": "function"}]}
+    read = PromptReader(16, largest_walk=0).facts_of(FakeHead("/v1/chat/completions"), json.dumps(body).encode())
+    assert isinstance(read, RequestFacts)
+    written = len(json.dumps(body["messages"])) + len(json.dumps(body["tools"]))
+    assert (read.prompt_tokens, read.prompt_exact, read.prompt_characters) == (written // 4, False, 0)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -20,6 +19,7 @@ from loadtest.replay.contest import page
 from loadtest.replay.contest.marks import marks
 from loadtest.replay.contest.plan import TRACES, Table, full, quick
 from loadtest.replay.contest.play import Played, play, read, write
+from loadtest.replay.flags import part
 from loadtest.replay.workload import PARTS
 
 SLICES = Path(__file__).parent
@@ -27,20 +27,18 @@ EXIT_MISSED, EXIT_USAGE = 1, 2
 DESCRIPTION = "play the tables of docs/results.md, and write them into a page"
 
 
-def trace_file(name: str, folder: Path | None) -> tuple[Path, tuple[float, float]]:
-    """The file of a trace, and which part of it is played: a slice is cut from that part already."""
-    if folder is None:
-        return SLICES / f"{name}.jsonl.gz", (0.0, 1.0)
-    return folder / f"mooncake_{name}_trace.jsonl.gz", PARTS["test"]
+def trace_file(name: str, folder: Path | None) -> Path:
+    return SLICES / f"{name}.jsonl.gz" if folder is None else folder / f"mooncake_{name}_trace.jsonl.gz"
 
 
-def play_missing(tables: Sequence[Table], traces: Path | None, out: Path, processes: int) -> None:
+def play_missing(
+    tables: Sequence[Table], traces: Path | None, part_played: tuple[float, float], out: Path, processes: int
+) -> None:
     """Play every table that has no file in `out` yet."""
     for number, table in enumerate(tables, 1):
         began_s = monotonic()
         if read(table.name, out) is None:
-            trace, part = trace_file(table.trace, traces)
-            write(play(table, trace, part, processes=processes), out)
+            write(play(table, trace_file(table.trace, traces), part_played, processes=processes), out)
         print(f"{number}/{len(tables)} {table.name}: {monotonic() - began_s:.0f} s", flush=True)
 
 
@@ -57,25 +55,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="Markdown page whose tables are written anew")
     parser.add_argument("--only", metavar="A,..", help="only the tables whose name begins so")
-    parser.add_argument("--requests", type=int, metavar="N", help="about N requests of each trace (default all)")
+    parser.add_argument(
+        "--part", type=part, metavar="A-B", help="shares of each trace that are played (default test, of slices all)"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time (default 1)")
     parser.add_argument("--strict", action="store_true", help="status 1 when a mark is missed")
     args = parser.parse_args(arguments)
-    tables = chosen(quick() if args.quick else full(), args.only, args.requests)
-    missing = [path for name in TRACES if not (path := trace_file(name, args.traces)[0]).exists()]
+    tables = chosen(quick() if args.quick else full(), args.only)
+    missing = [path for name in TRACES if not (path := trace_file(name, args.traces)).exists()]
     if not tables or missing:
         print(f"nothing to play: {missing[0]} is not there" if missing else "no table is called so", file=sys.stderr)
         return EXIT_USAGE
-    play_missing(tables, args.traces, args.out, args.jobs)
+    played_part = args.part or ((0.0, 1.0) if args.traces is None else PARTS["test"])
+    play_missing(tables, args.traces, played_part, args.out, args.jobs)
     played = {table.name: own for table in tables if (own := read(table.name, args.out)) is not None}
     return report(tables, played, args.page, strict=args.strict)
 
 
-def chosen(tables: list[Table], only: str | None, requests: int | None) -> list[Table]:
-    """Those whose name begins with one of the words in `only`, with another number of requests if one is given."""
+def chosen(tables: list[Table], only: str | None) -> list[Table]:
+    """Those whose name begins with one of the words in `only`; None: all."""
     words = tuple(only.split(",")) if only else ("",)
-    named = [table for table in tables if table.name.startswith(words)]
-    return named if requests is None else [replace(table, requests=requests) for table in named]
+    return [table for table in tables if table.name.startswith(words)]
 
 
 def report(tables: list[Table], played: dict[str, Played], target: Path | None, *, strict: bool) -> int:

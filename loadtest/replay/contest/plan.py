@@ -40,7 +40,6 @@ class Table:
 
     name : of its file; title : what is asked, for people
     seeds : how many each rule is played with
-    requests : about how many of the trace are played; None all
     error : standard deviation of the relative error of every estimate
     first_tokens_only : answers of one token, so that placement of prefills is all
     mark : highest mean first token over that of central_fcfs that is aimed at; None: nothing is
@@ -53,7 +52,6 @@ class Table:
     cards: tuple[str, ...]
     loads: tuple[float, ...]
     seeds: dict[str, int]
-    requests: int | None = None
     directed: bool = False
     error: float = 0.0
     first_tokens_only: bool = False
@@ -63,27 +61,34 @@ class Table:
 def full() -> list[Table]:
     """Both traces on 8 and 16 replicas, five seeds for the strongest six rules and two for the rest."""
     seeds = dict.fromkeys(STRONG, 5) | dict.fromkeys(OTHERS, 2)
-    return _tables((8, 16), (0.5, 0.6, 0.7, 0.8, 0.9), seeds, (0.5, 0.6, 0.7, 0.8), seeds)
+    loads = (0.5, 0.6, 0.7, 0.8, 0.9)
+    return _tables((8, 16), loads, loads, seeds, (0.5, 0.6, 0.7, 0.8), seeds)
 
 
 def quick() -> list[Table]:
     """The same questions in minutes: slices, 16 replicas, one seed, fewer loads and rules."""
     few = dict.fromkeys((*STRONG, "cost", "least_request", "llm_d_sticky"), 1)
-    return _tables((16,), (0.5, 0.7, 0.8), few, (0.5, 0.7), dict.fromkeys((*STRONG, *OTHERS), 1))
+    return _tables((16,), (0.5, 0.7, 0.8, 0.9), (0.5, 0.7), few, (0.5, 0.7), dict.fromkeys((*STRONG, *OTHERS), 1))
 
 
 def _tables(
     sizes: tuple[int, ...],
     loads: tuple[float, ...],
+    answered_loads: tuple[float, ...],
     seeds: dict[str, int],
     mixed_loads: tuple[float, ...],
     mixed_seeds: dict[str, int],
 ) -> list[Table]:
     tables: list[Table] = []
     for trace, mark in zip(TRACES, (1.10, 1.15), strict=True):
-        plain = Table(f"answers-{trace}", f"{trace}: with its answers", trace, sizes, ("A100",), loads, seeds)
+        plain = Table(f"answers-{trace}", f"{trace}: with its answers", trace, sizes, ("A100",), answered_loads, seeds)
         placement = replace(
-            plain, name=f"placement-{trace}", title=f"{trace}: placement alone", first_tokens_only=True, mark=mark
+            plain,
+            name=f"placement-{trace}",
+            title=f"{trace}: placement alone",
+            loads=loads,
+            first_tokens_only=True,
+            mark=mark,
         )
         wrong = replace(
             placement,

@@ -37,7 +37,7 @@ def jobs_of(table: Table, trace: Path, part: tuple[float, float]) -> list[Job]:
     return [
         Job(
             source=Source(trace, None, None, size, table.cards),
-            demand=Demand(table.requests, load, seed=seed, first_tokens_only=table.first_tokens_only, part=part),
+            demand=Demand(None, load, seed=seed, first_tokens_only=table.first_tokens_only, part=part),
             conditions=Conditions(
                 policy=PolicyConfig(name=rule), seed=seed, estimator_error=table.error, directed=table.directed
             ),

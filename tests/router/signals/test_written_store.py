@@ -34,6 +34,14 @@ def test_a_belief_ends_with_its_time_and_a_read_renews_it() -> None:
     assert store.held(CHAIN, 18.5).blocks == 0
 
 
+def test_blocks_that_stand_for_several_leave_room_for_fewer() -> None:
+    store = a_store(capacity_blocks=64)
+    store.written(CHAIN, 0.0, each=4)
+    assert store.held(CHAIN, 1.0).blocks == 16
+    store.written(list(range(1001, 1065)), 1.0)
+    assert (len(store), store.held(CHAIN, 2.0).blocks) == (16, 0)
+
+
 def test_beyond_its_capacity_the_end_of_the_oldest_prompt_goes_first() -> None:
     store = a_store(capacity_blocks=64)
     store.written(CHAIN[:40], 0.0)

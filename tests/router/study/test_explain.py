@@ -123,6 +123,10 @@ def test_it_is_drawn_on_terminals_of_any_width(width: int) -> None:
     assert drawn(the_choice_between_two(), width).strip()
 
 
+def test_a_receipt_with_impossible_times_is_drawn_all_the_same() -> None:
+    assert "▶ busy" in drawn(the_choice_between_two(first_token_s=0.1, placed_s=3.0))
+
+
 def test_more_candidates_than_fit_a_screen_are_said_to_be_there() -> None:
     many = [a_candidate(replica=f"r{index}", expected_s=1.0 + index) for index in range(40)]
     text = drawn(a_receipt(candidates=many, possible=64))

@@ -1,0 +1,1 @@
+"""Telling engines where a prompt's state is to come from: how, when, and what if it does no good."""
