@@ -39,8 +39,10 @@ from router.http.tls import read_again, server_context
 from router.keeping import StateKeeper
 from router.keys import SecretKey
 from router.keys_file import KeysFile
+from router.laps import TimedLaps
 from router.metrics import Metrics
 from router.model_list import merged
+from router.notes import Notes
 from router.outbound import Outbound, key_in
 from router.page import Live, Page
 from router.prompts.production import Prompts
@@ -69,6 +71,7 @@ class Gateway:
         self._fleet: Fleet  # its replicas come and go: one for each row of the core, nobody's among them
         self._configured = fleet
         self._metrics = Metrics()
+        self._laps = TimedLaps(time.perf_counter, self._metrics.phases.observe)
         self._live = Live()
         self._writer: ReceiptWriter | None = None
         self._directions: Directions | None = None  # engines decide by themselves
@@ -188,6 +191,7 @@ class Gateway:
             forecasts=self._writer is not None
             or self._config.state.path is not None
             or self._fleet.says_how_told,  # who is told a path needs one
+            laps=self._laps,
         )
         self._experiments = self._core.experiments
         self._start_directing()
@@ -496,6 +500,8 @@ class Gateway:
     def _keep(self, receipt: Receipt, request: RequestFacts | None, detail: Detail | None) -> None:
         """Keep a receipt for the page, and write it down; what there is of its decision is worked out by others."""
         self._live.ended(receipt, detail)
+        if isinstance(detail, Notes):
+            self._metrics.count_regret(receipt, detail)
         if self._writer is None:
             return
         if request is None:

@@ -110,13 +110,14 @@ class Exchange:
     # -- called by the client's connection
 
     def start(self) -> None:
+        self._shared.counts.received += 1
         if self._shared.times.total_s is not None:
             loop = self._shared.loop
             self._limit = loop.call_at(loop.time() + self._shared.times.total_s, self._too_long)
         try:
             read = self._shared.read_prompt(self._head, self._body)
         except Exception:
-            self._internal_error("the prompt reader")
+            self._reader_broke()
             return
         if isinstance(read, asyncio.Future):
             self._reading = read
@@ -130,10 +131,11 @@ class Exchange:
             read = reading.result()
         except asyncio.CancelledError:
             if not self._over:
+                self._shared.counts.reject(_STOPPING.status)
                 self._refuse(_STOPPING)
         except Exception:
             if not self._over:
-                self._internal_error("the prompt reader")
+                self._reader_broke()
         else:
             if not self._over:
                 self._place(read)
@@ -423,6 +425,7 @@ class Exchange:
         self._stop_clock()
         if self._reading is not None:
             self._reading.cancel()
+            self._not_placed(cause)
         if self._connecting is not None:
             self._connecting.cancel()
         self._drop_upstream()
@@ -467,9 +470,17 @@ class Exchange:
         sent, self._sent = self._sent, None
         return sent
 
-    def _internal_error(self, who: str) -> None:
+    def _not_placed(self, cause: Cause | None) -> None:
+        """It ends before the decider saw it. cause : None: the client left"""
+        if cause is None:
+            self._shared.counts.left_early += 1
+        else:
+            self._shared.counts.reject(_TOO_LONG.status)
+
+    def _reader_broke(self) -> None:
         self._shared.counts.internal_errors += 1
-        _log.exception("%s raised", who)
+        self._shared.counts.broken += 1
+        _log.exception("the prompt reader raised")
         self._refuse(_INTERNAL)
 
     # -- the client
