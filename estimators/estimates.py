@@ -106,9 +106,11 @@ class Estimator:
         if self._few is not None and discipline is Discipline.OVERLAPPED and self.space is None:
             few = self._few.estimate(request, held, peers, view, around, now_s)
             few.put_off = self.put_off_s
-            if view.told is not None:
-                narrow(few, view.told, view)
-            return few
+            if view.told is None:
+                return few
+            grids = few.changed()  # what is told takes paths away in them
+            narrow(grids, view.told, view)
+            return grids
         paths, prompt = where.paths, float(max(request.prompt_tokens, 1))
         reused = where.reused_tokens(held, peers, block_tokens=request.block_tokens, prompt=prompt)
         near = beside(view, float(self.costs.read_tokens(around.mean_context_tokens)))

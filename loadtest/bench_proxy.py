@@ -172,7 +172,7 @@ async def deciding(bench: Bench) -> None:
         "tfirst e2e, all receipts",
         OURS,
         decides=True,
-        config={"receipts": {"path": str(bench.setting.folder / "receipts.jsonl")}},
+        config={"receipts": {"path": str(bench.setting.folder / "receipts.jsonl"), "share": 1.0}},
     )
     with all_started((*DECIDING, receipts), bench.setting) as proxies:
         await compare(bench, proxies, "decide")
@@ -271,7 +271,7 @@ def main() -> int:
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {args.core} or {args.core})
     near = min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="bench-proxy-") as name, stubs_with_events(near) as (replicas, publishers):
-        setting = Setting(Path(name), replicas, args.peers_venv, args.core, publishers)
+        setting = Setting(Path(name), replicas, args.peers_venv, args.core, publishers=publishers)
         bench = Bench(setting, rounds=args.rounds, seconds=args.seconds, connections=args.connections)
         try:
             uvloop.run(run(bench, args.parts, args.soak_s))

@@ -19,7 +19,8 @@ class Cause(Enum):
     OVERLOADED = "overloaded"  # 429, 502 or 503 head: meant for retry elsewhere, else relayed
     ELSEWHERE = "elsewhere"  # it does not keep the response asked for: another may, else its answer is relayed
     TOO_LONG = "too_long"  # longer than the router allows in all, which is nobody's failure: never retried
-    BROKEN = "broken"  # lost or malformed after response bytes were relayed: never retried
+    BROKEN = "broken"  # lost or malformed after response bytes were relayed: at most the rest is asked for elsewhere
+    REST_REFUSED = "rest_refused"  # it would not go on with a stream that broke elsewhere, which is no failure of its
 
 
 class Why(Enum):

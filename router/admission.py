@@ -112,12 +112,16 @@ class Admission:
         *,
         work_s: float,
         arrived_at_s: float,
+        now_s: float,
     ) -> Ticket:
-        """A place for `request`, by the configured order. work_s : its expected prefill, >= 0"""
+        """A place for `request`, by the configured order. work_s : its expected prefill, >= 0
+
+        The rest of a stream keeps the place of its arrival, and has from now on as long as others from theirs.
+        """
         config = self._config
         priority = max(-MOST_PRIORITY, min(MOST_PRIORITY, request.priority))
         stretch = config.stretch if config.order == "wspt" else 0.0
-        expires_at_s = arrived_at_s + config.queue_timeout_s
+        expires_at_s = (arrived_at_s if request.sent_tokens is None else now_s) + config.queue_timeout_s
         deadline_s = self.deadline_s(request)
         if deadline_s is not None:
             expires_at_s = min(expires_at_s, arrived_at_s + max(0.0, deadline_s - work_s))
@@ -151,7 +155,7 @@ class Admission:
 
     def deadline_s(self, request: RequestFacts) -> float | None:
         """Until when, from arrival, its first token has to come if it is to be served at all; None: whenever."""
-        if not self.refuses_late:
+        if not self.refuses_late or request.sent_tokens is not None:  # the client of a rest has had its first token
             return None
         return self._config.deadline_s if request.deadline_s is None else request.deadline_s
 

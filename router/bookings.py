@@ -227,7 +227,8 @@ class Ledger:
                 if head.request.streams or ended_s > now_s:
                     break
                 self._end_prefill(head, ended_s)
-        self._soonest_s = min((ended_s for ended_s in ends_s.tolist() if ended_s > now_s), default=inf)
+        later_s = ends_s[ends_s > now_s]
+        self._soonest_s = later_s.min().item() if len(later_s) else inf
 
     def next_settled_s(self) -> float | None:
         """When `settle` has something to do; None while nothing but streams is in service."""

@@ -15,6 +15,7 @@ from router.health import HealthConfig
 from router.http.contract import Count, Limits, Seconds, TimeOuts
 from router.http.tls import TlsConfig, UpstreamTlsConfig
 from router.readiness import NotNegative, StartConfig
+from router.resume.pools import ResumePools
 from router.retries import RetryConfig
 from router.safe_urls import SafeAddresses
 
@@ -156,6 +157,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     health: HealthConfig = HealthConfig()
     retries: RetryConfig = RetryConfig()
     max_attempts: Count = 3  # different replicas tried before the first byte
+    resume: ResumePools = ResumePools()
     start: StartConfig = StartConfig()
     # at shut-down requests are still accepted for so long, while /ready says 503: what a load balancer takes to notice
     stop_delay_s: NotNegative = 0.0

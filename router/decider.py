@@ -14,6 +14,7 @@ from router.actions import Action, Aside, Cause, Ended, Hold, Send
 from router.directing.directions import Directions
 from router.dispatch import Dispatcher
 from router.placing import Placement
+from router.resume.reasons import WhyNot
 from router.signals.orca import REQUEST_HEADER
 from router.signals.ranks import rows_by_url
 
@@ -29,6 +30,7 @@ class TimedDecider:
     answered : told of each answer to a prompt that the router tokenised
     ranks : the rank of each row behind its URL; None where it is alone there
     asks_load : have engines tell their load in the heads of whole answers
+    placed : told of every request that is sent
     fields : added to every request of each row, such as the key it wants
     directions : what engines are told of a prompt's state; None: they decide by themselves
     aside : obeys what is to be told aside; never waits
@@ -42,6 +44,7 @@ class TimedDecider:
         answered: Answered,
         ranks: Sequence[int | None],
         asks_load: bool = False,
+        placed: Callable[[Send], object] = lambda sent: None,
         fields: Callable[[int], Iterable[tuple[bytes, bytes]]] = lambda row: (),
         directions: Directions | None = None,
         aside: Callable[[Aside], object] = lambda aside: None,
@@ -49,6 +52,7 @@ class TimedDecider:
         self._dispatcher = dispatcher
         self._took = took
         self._answered = answered
+        self._placed = placed
         self._fields_of = fields
         self._fields: list[list[tuple[bytes, bytes]]]
         self._asks_load = asks_load
@@ -81,6 +85,10 @@ class TimedDecider:
     def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]:
         self._over(sent)
         return self._complete(self._dispatcher.failed(sent, cause, now_s, retry_after_s), now_s)
+
+    def broke(self, sent: Send, rest: RequestFacts | WhyNot, now_s: float) -> list[Action]:
+        self._over(sent)
+        return self._complete(self._dispatcher.broke(sent, rest, now_s), now_s)
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         self._over(sent)
@@ -117,9 +125,10 @@ class TimedDecider:
         """What the dispatcher said, with what is told beside it."""
         if self._directions is not None and actions:
             self._obey(self._directions.directed(actions, now_s))
-        if self._adds_fields:
-            for action in actions:
-                if isinstance(action, Send):
+        for action in actions:
+            if isinstance(action, Send):
+                self._placed(action)
+                if self._adds_fields:
                     action.extra_headers += self._fields[action.row]
                     if self._asks_load and action.request.generates and not action.request.streams:
                         action.extra_headers.append(REQUEST_HEADER)

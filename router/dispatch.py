@@ -33,15 +33,16 @@ from router.learning import Learning, PrefixCounters
 from router.notes import write_candidates
 from router.placing import Placement, Placer, Replica
 from router.prompts import CharactersPerToken
-from router.receipts import Receipt
+from router.receipts import Receipt, Resume
+from router.resume.reasons import WhyNot
 from router.retries import RetryBudget, RetryConfig
 from router.standing import Standing, may_serve
 from router.telling import telling
 
 MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
 OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
-_NEUTRAL = (Cause.ELSEWHERE, Cause.TOO_LONG)  # for health
-_LAST = (Cause.BROKEN, Cause.TOO_LONG)  # no other attempt, and no answer of the router's
+_NEUTRAL = (Cause.ELSEWHERE, Cause.TOO_LONG, Cause.REST_REFUSED)  # for health
+_LAST = (Cause.BROKEN, Cause.TOO_LONG, Cause.REST_REFUSED)  # no other attempt, and no answer of the router's
 _NONE: frozenset[int] = frozenset()
 _TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
 
@@ -167,7 +168,7 @@ class Dispatcher:
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
         """The first token of `sent` was seen."""
         placement = _placement(sent)
-        placement.receipt.first_token_s = now_s - placement.arrived_at_s
+        _note_first_token(placement.receipt, sent.request, now_s - placement.arrived_at_s)
         self._standing[sent.row].health.answered(placement.booking.placed_at_s, now_s)
         self._placer.first_token(placement, now_s)
         return self._entrance.let_go(now_s)
@@ -177,8 +178,8 @@ class Dispatcher:
         placement = _placement(sent)
         receipt, health = placement.receipt, self._standing[sent.row].health
         receipt.status = ended.status
-        receipt.output_tokens = ended.output_tokens
-        receipt.events = ended.events or None
+        receipt.output_tokens = _with_sent(sent.request, ended.output_tokens)
+        receipt.events = _with_sent(sent.request, ended.events or None)
         receipt.cached_tokens = ended.cached_tokens
         if ended.stream_error or ended.status >= 500:
             if ended.status not in (503, 529):  # overload is no failure
@@ -209,22 +210,42 @@ class Dispatcher:
         elif cause not in _NEUTRAL:
             health.failed(_TROUBLES.get(cause, Trouble.SILENT), now_s)
         tried = placement.tried | {sent.row}
-        why_no_more = "" if cause in _LAST else self._why_no_more(sent, cause, tried, now_s)
-        if cause not in _LAST and not why_no_more:
-            self._end_placement(placement, now_s)
-            receipt.tried.append(sent.replica)
-            again = self._entrance.enter(sent.request, receipt, tried, arrived_at_s=placement.arrived_at_s, now_s=now_s)
-            return [*again, *self._entrance.let_go(now_s)]
-        if cause in (Cause.OVERLOADED, Cause.ELSEWHERE):
+        no_more = None if cause in _LAST else self._why_no_more(sent, cause, tried, now_s)
+        if cause not in _LAST and no_more is None:
+            return self._place_again(sent, sent.request, now_s)
+        is_rest = sent.request.sent_tokens is not None
+        if cause in (Cause.OVERLOADED, Cause.ELSEWHERE) and not is_rest:
             return []
         receipt.tried.append(sent.replica)
         receipt.cause = cause.value
+        if is_rest and no_more is not None:
+            receipt.not_resumed = no_more.value
         self._close(placement, Outcome.FAILED, now_s)
-        if cause in _LAST:  # the shell knows what its client has seen
+        if no_more is None:  # the shell knows what its client has seen
             return self._entrance.let_go(now_s)
         retry_after = self._entrance.retry_after_s(now_s)
-        refusal = refusals.attempts_failed(sent.replica, cause, why_no_more, retry_after)
+        refusal = refusals.attempts_failed(sent.replica, cause, no_more, retry_after)
         return [refusal, *self._entrance.let_go(now_s)]
+
+    def broke(self, sent: Send, rest: RequestFacts | WhyNot, now_s: float) -> list[Action]:
+        """The stream of `sent` broke, and its client has some of it. The rest is placed as a request of its own, on
+        none of the replicas that failed this one; no action for this request: it is over.
+
+        rest : what another replica is to be asked; or why there is nothing to ask, of which REFUSED says that `sent`
+            itself was the rest of a stream, and its replica would not have it
+        """
+        placement = _placement(sent)
+        receipt = placement.receipt
+        if isinstance(rest, RequestFacts):
+            why_not = self._why_not_elsewhere(rest, placement.tried | {sent.row}, now_s, is_retry=True)
+            if why_not is None:
+                self._standing[sent.row].health.failed(Trouble.SILENT, now_s)
+                broke_s = now_s - placement.arrived_at_s
+                receipt.resumes.append(Resume(sent.replica, broke_s, rest.sent_tokens or 0))
+                return self._place_again(sent, rest, now_s)
+            rest = why_not
+        receipt.not_resumed = rest.value
+        return self.failed(sent, Cause.REST_REFUSED if rest is WhyNot.REFUSED else Cause.BROKEN, now_s)
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         """The client of `sent` left."""
@@ -402,16 +423,29 @@ class Dispatcher:
         self.replicas[row] = replica
         self._names[row] = replica.name
 
-    def _why_no_more(self, sent: Send, cause: Cause, tried: frozenset[int], now_s: float) -> str:
-        """Why a request that failed gets no other attempt; "" when it does, which is then paid for."""
+    def _why_no_more(self, sent: Send, cause: Cause, tried: frozenset[int], now_s: float) -> WhyNot | None:
+        """Why a request that failed gets no other attempt; None when it does, which is then paid for."""
         most = MOST_ASKED if cause is Cause.ELSEWHERE else self._max_attempts
         if sent.attempt >= most:
-            return f"no more than {most} attempts are made"
-        if not self._entrance.fit(where_of(sent.request, tried), now_s):
-            return "no other replica could take the request"
-        if cause is Cause.ELSEWHERE:  # asking around is no retry
-            return ""
-        return "" if self.retries.take(now_s) else "the budget for second attempts is spent"
+            return WhyNot.TOO_OFTEN
+        return self._why_not_elsewhere(sent.request, tried, now_s, is_retry=cause is not Cause.ELSEWHERE)
+
+    def _why_not_elsewhere(
+        self, request: RequestFacts, tried: frozenset[int], now_s: float, *, is_retry: bool
+    ) -> WhyNot | None:
+        """The same where any number of attempts may be made. is_retry : asking around is none, and costs nothing"""
+        if not self._entrance.fit(where_of(request, tried), now_s):
+            return WhyNot.NO_REPLICA
+        return WhyNot.NO_BUDGET if is_retry and not self.retries.take(now_s) else None
+
+    def _place_again(self, sent: Send, request: RequestFacts, now_s: float) -> list[Action]:
+        """End the placement of `sent` and place `request`, which it was or what is left of it, somewhere else."""
+        placement = _placement(sent)
+        self._end_placement(placement, now_s)
+        placement.receipt.tried.append(sent.replica)
+        tried, arrived_at_s = placement.tried | {sent.row}, placement.arrived_at_s
+        again = self._entrance.enter(request, placement.receipt, tried, arrived_at_s=arrived_at_s, now_s=now_s)
+        return [*again, *self._entrance.let_go(now_s)]
 
     def _up_or_down(self, row: int) -> None:
         self.view.up[row] = self._standing[row].up
@@ -435,6 +469,21 @@ class Dispatcher:
             request=placement.booking.request,
             detail=placement.notes,
         )
+
+
+def _note_first_token(receipt: Receipt, request: RequestFacts, at_s: float) -> None:
+    """A first token came at `at_s` from arrival: that of the answer, or that of its rest."""
+    if request.sent_tokens is None:
+        receipt.first_token_s = at_s
+        return
+    receipt.resumes[-1].went_on_s = at_s
+    if receipt.first_token_s is None:  # the client had none of the replica that failed
+        receipt.first_token_s = at_s
+
+
+def _with_sent(request: RequestFacts, output_tokens: int | None) -> int | None:
+    """Tokens of a whole answer, of which one replica made the last `output_tokens`."""
+    return None if output_tokens is None else output_tokens + (request.sent_tokens or 0)
 
 
 def _placement(sent: Send) -> Placement:

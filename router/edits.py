@@ -55,7 +55,7 @@ class BodyEdits:
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     def _read_edited(self, head: RequestHead, body: bytes, edits: dict[str, Edit]) -> Read | asyncio.Future[Read]:
-        edited = spliced(body, edits)
+        edited = spliced(body, edits.values())
         read = self._read(head, edited)
         tell = partial(with_edits, edits=tuple(edits), body=edited)
         return self._beside(_then(read, tell)) if isinstance(read, asyncio.Future) else tell(read)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from estimators.request import RequestFacts
-from router.actions import Outcome, Refuse
+from router.actions import Cause, Outcome, Refuse
 from router.receipts import Receipt
 from router.receipts.writer import Detail
+from router.resume.reasons import WhyNot
 
 Keep = Callable[[Receipt, RequestFacts | None, Detail | None], None]
 
@@ -42,6 +43,10 @@ class Endings:
 
     def refuse(self, receipt: Receipt, refusal: Refuse, *, arrived_at_s: float, now_s: float) -> Refuse:
         """It ended with an answer of the router's own."""
+        if receipt.resumes:  # its client sees a stream that broke, and no answer of the router's
+            receipt.cause, receipt.not_resumed = Cause.BROKEN.value, WhyNot.NO_REPLICA.value
+            self.close(receipt, Outcome.FAILED, arrived_at_s=arrived_at_s, now_s=now_s)
+            return refusal
         receipt.status = refusal.status
         receipt.cause = None if refusal.why is None else refusal.why.value
         self.close(receipt, Outcome.REFUSED, arrived_at_s=arrived_at_s, now_s=now_s)

@@ -303,7 +303,9 @@ class Entrance:
     def _let_wait(self, one: Candidacy, expected: Expected, now_s: float) -> list[Action]:
         """A place in the queue, unless it has none, or the deadline would pass in it."""
         admission, work_s = self._admission, expected.work_s
-        ticket = admission.ticket(one.request, one.where, one, work_s=work_s, arrived_at_s=one.arrived_at_s)
+        ticket = admission.ticket(
+            one.request, one.where, one, work_s=work_s, arrived_at_s=one.arrived_at_s, now_s=now_s
+        )
         deadline_s = admission.deadline_s(one.request)
         if deadline_s is not None:
             wait_s = admission.wait_s(ticket, max(1, len(self._able(one.request.model, one.request.only))), now_s)

@@ -16,15 +16,13 @@ import msgspec
 import router
 from estimators.request import RequestFacts
 from estimators.view import is_nobody
-from router.actions import Hint, Send
+from router.actions import Send
 from router.admin import AdminPort
 from router.assemble import DEFAULT_BLOCK_TOKENS, Core, assemble
 from router.beside_events import BesideEvents
 from router.config import RouterConfig
 from router.decider import TimedDecider, ranks_of
-from router.directing.control import Control
-from router.directing.directions import Directions, directions_of
-from router.directing.wire import SOURCE_HEADER
+from router.directing.telling import Telling
 from router.discovery.assembly import Discovery
 from router.discovery.membership import Membership, Parts
 from router.discovery.sources import Source
@@ -46,11 +44,11 @@ from router.notes import Notes
 from router.outbound import Outbound, key_in
 from router.page import Live, Page
 from router.prompts.production import Prompts
-from router.prompts.reading import Told
 from router.readiness import Readiness
 from router.receipts import Receipt, ReceiptWriter
 from router.receipts.writer import Detail
 from router.reported import Reported, reported_block_tokens
+from router.resume.log import ResumeConfig
 from router.rows import members
 from router.signals.load import Load
 from router.signals.load_board import LoadBoard
@@ -74,8 +72,7 @@ class Gateway:
         self._laps = TimedLaps(time.perf_counter, self._metrics.phases.observe)
         self._live = Live()
         self._writer: ReceiptWriter | None = None
-        self._directions: Directions | None = None  # engines decide by themselves
-        self._control: Control | None = None  # nobody is told aside
+        self._telling: Telling
         self._experiments: Experiments | None = None  # once there are replicas to choose from
         self._clock = time.monotonic  # not the loop's: uvloop's counts whole milliseconds
         self._discovery = Discovery(config, fleet, clock=self._clock, sources=sources)
@@ -194,7 +191,7 @@ class Gateway:
             laps=self._laps,
         )
         self._experiments = self._core.experiments
-        self._start_directing()
+        self._start_telling()
         self._start_keeping()
         await self._start_prompts()
         self._start_edits()
@@ -216,6 +213,7 @@ class Gateway:
         self._start_poller()
         self._start_discovery()
         await self._start_admin()
+        await self._poller.asked_all()  # until then a request would be refused though replicas are well
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
 
     def _start_beside(self, block_tokens: int) -> None:
@@ -229,21 +227,10 @@ class Gateway:
         self._closers.append(self._beside.stop)
         self._beside.start()
 
-    def _start_directing(self) -> None:
+    def _start_telling(self) -> None:
         """Tell engines where a prompt's state is, if the fleet file says how."""
-        fleet = self._fleet
-        told = [fleet.told_of(replica) for replica in fleet.replicas]
-        asides = fleet.lmcache is not None and any(one.needs_tokens for one in told)
-        self._directions = directions_of(fleet, self._core.dispatcher.view, aside=asides)
-        if self._directions is None or not asides or fleet.lmcache is None:
-            return
-        instances = [one.instance or replica.name for one, replica in zip(told, fleet.replicas, strict=True)]
-        self._control = Control(fleet.lmcache, instances, self._hint_over)
-        self._closers.append(self._control.stop)
-
-    def _hint_over(self, hint: Hint, result: str) -> None:
-        assert self._directions is not None, "it gave the hint"
-        self._directions.reported(hint, result, self._clock())
+        self._telling = Telling(self._fleet, self._core.dispatcher.view, self._clock)
+        self._closers.append(self._telling.stop)
 
     def _start_keeping(self) -> None:
         """Take over what an earlier router learned, if it is to be kept, and keep what this one learns."""
@@ -273,23 +260,10 @@ class Gateway:
             has_key=self._outbound.keeps_credentials,
             clock=self._clock,
             registry=self._metrics.registry,
-            told=self._read_by(),
+            told=self._telling.reads_too(self._beside.read if self._beside.asks else None),
         )
         self._closers.append(self._prompts.stop)
         await self._prompts.start()
-
-    def _read_by(self) -> Told | None:
-        """Who wants the tokens of every prompt; None: nobody."""
-        readers: list[Told] = [self._beside.read] if self._beside.asks else []
-        readers += [] if self._control is None else [self._control.prompts.remember]
-        if not readers:
-            return None
-
-        def told(request: RequestFacts, ids: bytes | memoryview, salt: str) -> None:
-            for reader in readers:
-                reader(request, ids, salt)
-
-        return told
 
     def _start_edits(self) -> None:
         """Bodies are edited before anything reads them, if at all."""
@@ -341,6 +315,7 @@ class Gateway:
             reported=self._reported,
             beside=self._beside,
             decider=self._decider,
+            telling=self._telling,
         )
         membership = Membership(
             self._fleet,
@@ -369,7 +344,7 @@ class Gateway:
             discovery=self._discovery,
             clock=self._clock,
             tenants=self._config.admission.shares,
-            directions=self._directions,
+            directions=self._telling.directions,
         )
         key = admin_key(self._config)
         self._admin = AdminPort(
@@ -390,11 +365,12 @@ class Gateway:
             self._core.dispatcher,
             took=self._metrics.decision.observe,
             answered=self._prompts.answered,
+            placed=self._live.placed,
             ranks=self._ranks,
             asks_load=config.load.from_answers,
             fields=self._outbound.fields,
-            directions=self._directions,
-            aside=self._control.obey if self._control is not None else lambda aside: None,
+            directions=self._telling.directions,
+            aside=self._telling.aside,
         )
         self._traffic = TrafficPort(
             self._decider,
@@ -411,9 +387,14 @@ class Gateway:
             admin=self._gate.admin,
             endpoints=self._outbound.endpoints,
             relay_unknown=config.relay_unknown,
-            drops=self._outbound.drops if self._directions is None else self._outbound.drops | {SOURCE_HEADER},
+            drops=self._outbound.drops | self._telling.drops,
             via=self._gate.via,
+            resumable=self._resumable if config.resume.anywhere else None,
         )
+
+    def _resumable(self, model: str) -> ResumeConfig | None:
+        """How streams of a model go on when they break: by the settings of its pool, as those of its adapters do."""
+        return self._config.resume.of(self._core.names.resolve(model)[0])
 
     async def _start_traffic(self) -> None:
         config = self._config
@@ -485,6 +466,8 @@ class Gateway:
         return 200, b'{"status":"ok"}'
 
     def _not_ready(self) -> str | None:
+        if not self._serving:
+            return "the router is starting"
         is_up, is_drained = self._core.dispatcher.is_up, self._core.dispatcher.is_drained
         up = any(is_up(row) and not is_drained(row) for row in members(self._fleet))
         return self._readiness.why_not(up=up, unheard=lambda: self._sources.unheard(is_up), now_s=self._clock())

@@ -155,7 +155,8 @@ class Learning:
         tokens = produced_by(request, ended)
         if tokens:
             capped = request.max_tokens is not None and tokens >= request.max_tokens
-            self._output.observe(tokens, booking.kind or kind_of_request(request), ended=not capped)
+            if request.sent_tokens is None:  # the length of a rest is no length of an answer
+                self._output.observe(tokens, booking.kind or kind_of_request(request), ended=not capped)
             if request.streams:
                 self._pace_was(booking, tokens, now_s)
             else:

@@ -126,6 +126,12 @@ class Metrics:
             known=[(why.value,) for why in Why],
             registry=registry,
         )
+        self.resumes = Tally(
+            "tfirst_resumes",
+            "Broken streams that went on elsewhere, and those that did not, by why",
+            ["outcome"],
+            registry=registry,
+        )
         self.arm_requests = Tally(
             "tfirst_arm_requests",
             "Requests by arm of the experiment, by how they ended",
@@ -235,11 +241,14 @@ class Metrics:
         choice = receipt.choice
         if receipt.reason is not None:
             self.choices.add(("unknown" if choice is None else choice.path, receipt.reason))
-            self.queue.observe(receipt.placed_s or 0.0)
+            if not receipt.resumes:  # else its last choice was made in the middle of its answer
+                self.queue.observe(receipt.placed_s or 0.0)
         if choice is not None:
             self._count_choice(receipt, choice)
         if receipt.first_token_s is not None:
             self.first_token.observe(receipt.first_token_s)
+        if receipt.resumes or receipt.not_resumed is not None:
+            self._count_resumes(receipt)
         if outcome == "ok":
             self._count_answer(receipt)
 
@@ -291,6 +300,12 @@ class Metrics:
             self.reported_cached_tokens.add((), receipt.cached_tokens)
         if _is_good(receipt, ended_s if first_s is None else first_s, pace_s):
             self.good.add(())
+
+    def _count_resumes(self, receipt: Receipt) -> None:
+        """Breaks of one stream: each that went on, and the one that did not."""
+        self.resumes.add(("resumed",), sum(resume.went_on_s is not None for resume in receipt.resumes))
+        if receipt.not_resumed is not None:
+            self.resumes.add((receipt.not_resumed,))
 
     def _count_arm(self, arm: str, outcome: str, receipt: Receipt) -> None:
         """One more request of an arm, whose names are a closed set: those of the configuration."""

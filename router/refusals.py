@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from router.actions import Cause, Refuse, Why
+from router.resume.reasons import WhyNot
+
+_NO_MORE = {
+    WhyNot.TOO_OFTEN: "no more attempts are made",
+    WhyNot.NO_REPLICA: "no other replica could take the request",
+    WhyNot.NO_BUDGET: "the budget for second attempts is spent",
+}
 
 
 def unknown_model(model: str, known: Iterable[str]) -> Refuse:
@@ -61,9 +68,9 @@ def internal() -> Refuse:
     return Refuse(500, "InternalServerError", "The router failed to place this request.", why=Why.INTERNAL)
 
 
-def attempts_failed(replica: str, cause: Cause, why_no_more: str, retry_after_s: int) -> Refuse:
+def attempts_failed(replica: str, cause: Cause, no_more: WhyNot, retry_after_s: int) -> Refuse:
     """The last attempt failed before any byte was relayed, and no other is made."""
-    message = f"replica {replica} failed before any byte was relayed ({cause.value}), and {why_no_more}"
+    message = f"replica {replica} failed before any byte was relayed ({cause.value}), and {_NO_MORE[no_more]}"
     if cause is Cause.CONNECT:  # nobody is there: it is not an answer that was bad
         return Refuse(503, "ServiceUnavailable", message, retry_after_s=retry_after_s)
     return Refuse(502, "BadGateway", message, retry_after_s=retry_after_s)

@@ -176,6 +176,8 @@ class Cluster:
     async def _start(self) -> None:
         self._driver = Driver(self.world, after_wake=self._publish)
         self._rate_links()
+        for index in range(len(self._plans)):
+            self._pace_steps(index)
         if self._settings.use_events:
             await self._open_publishers(self._driver.clock())
         rows = []
@@ -200,7 +202,13 @@ class Cluster:
     def _faults_changed(self, index: int) -> None:
         """Faults that act on more than the requests and events of their replica."""
         self._rate_links()
+        self._pace_steps(index)
         self._planned[index].look()
+
+    def _pace_steps(self, index: int) -> None:
+        """Steps as slow as the replica's faults want them."""
+        for row in self.world.rows[index]:
+            self.world.engines[row].slow_down(self._plans[index].faults.step_factor)
 
     def _rate_links(self) -> None:
         """Links as slow as the faults want them: the one to the store, and those into the replicas."""

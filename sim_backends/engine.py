@@ -111,6 +111,10 @@ class Engine:
 
     # What the world tells.
 
+    def slow_down(self, factor: float) -> None:
+        """Every step that is planned from now on takes `factor` > 0 times as long as the card would; 1 is healthy."""
+        self._times.slow_factor = factor
+
     def submit(self, request: EngineRequest, now_s: float) -> None:
         """Take a request. Raises RequestRefused for one that can never run, NotServing when it takes none now."""
         self.lifecycle.check()

@@ -56,6 +56,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     usage_details : false leaves `prompt_tokens_details` out of usage
     store_link_factor, host_link_factor : rates of the links to the store and into this replica, times this. The
         link to the store is shared: of what all replicas say the slowest holds
+    step_factor : every step of the engine that begins from now on takes so many times longer
     restart_after_s : once, so long after this is set, the replica becomes a new process with empty caches; null never
     restart_down_s : how long it is away then
     """
@@ -86,6 +87,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     usage_details: bool = True
     store_link_factor: Positive = 1.0
     host_link_factor: Positive = 1.0
+    step_factor: Positive = 1.0
     restart_after_s: NotNegative | None = None
     restart_down_s: NotNegative = 0.0
 

@@ -77,7 +77,10 @@ class Jitter:
 
 
 class ServiceTimes:
-    """Step durations of one replica. Owns its stream of chance; calls must come in step order."""
+    """Step durations of one replica. Owns its stream of chance; calls must come in step order.
+
+    slow_factor : every step planned from now on takes so many times longer, > 0; may be set at any time
+    """
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class ServiceTimes:
         self._kv_token_s = model.kv_bytes_per_token / read_bytes_per_s
         self._activation_s = activation_bytes / read_bytes_per_s
         self._overhead_s = use.step_overhead_s / speed
+        self.slow_factor = 1.0
         self._jitter = None
         if jitter or straggler_share:
             self._jitter = Jitter(jitter, rng, straggler_share=straggler_share, straggler_factor=straggler_factor)
@@ -127,7 +131,7 @@ class ServiceTimes:
         compute_s = self._floor_s + tokens * self._token_s + emitting * self._emit_s + pairs * self._pair_s
         memory_s = self._weights_s + kv_tokens_read * self._kv_token_s
         exact_s = self._overhead_s + tokens * self._activation_s + (compute_s if compute_s > memory_s else memory_s)
-        return exact_s if self._jitter is None else exact_s * self._jitter.take(1)[0]
+        return exact_s * (self.slow_factor if self._jitter is None else self._jitter.take(1)[0] * self.slow_factor)
 
     def decode_ends_s(self, start_s: float, steps: int, *, decoding: int, kv_tokens_read: int) -> list[float]:
         """When `steps` steps of the same `decoding` requests and nothing else end, in order.
@@ -138,13 +142,14 @@ class ServiceTimes:
         fixed_s = self._overhead_s + decoding * self._activation_s
         compute_fixed_s = self._floor_s + decoding * self._token_s + decoding * self._emit_s
         weights_s, pair_s, kv_token_s = self._weights_s, self._pair_s, self._kv_token_s
+        slow = self.slow_factor
         factors = repeat(1.0, steps) if self._jitter is None else self._jitter.take(steps)
         ends_s: list[float] = []
         at_s = start_s
         for factor in factors:
             compute_s = compute_fixed_s + kv_tokens_read * pair_s
             memory_s = weights_s + kv_tokens_read * kv_token_s
-            at_s += (fixed_s + (compute_s if compute_s > memory_s else memory_s)) * factor
+            at_s += (fixed_s + (compute_s if compute_s > memory_s else memory_s)) * (factor * slow)
             ends_s.append(at_s)
             kv_tokens_read += decoding
         return ends_s

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -14,12 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest.client import Sample, play
-from loadtest.demo.processes import DemoError, get_text, running_fleet
+from loadtest.demo.processes import Addresses, DemoError, get_text, running_fleet
 from loadtest.demo.report import Run, comparison, read_receipts, tokens_of
 from loadtest.traffic import TrafficRow, read_traffic
 
 HERE = Path(__file__).parent
 POLICIES = ("round_robin", "ttft", "e2e")
+KEY_ENV = "TFIRST_DEMO_ADMIN_KEY"
+ROUNDS = 20  # of the traffic while it is kept; then it serves whatever comes
 
 
 class SpeedOf(msgspec.Struct):
@@ -47,6 +52,11 @@ class DemoCommand:
             "--traffic", type=Path, default=HERE / "traffic.jsonl.gz", help="requests to send (default: the demo's own)"
         )
         parser.add_argument("--requests", type=int, metavar="N", help="send only the first N requests")
+        parser.add_argument(
+            "--keep",
+            action="store_true",
+            help="go on serving by the last rule, with the same traffic again, until Ctrl-C; shows the page's address",
+        )
         parser.add_argument("--keep-files", type=Path, metavar="DIR", help="keep logs and receipts in DIR")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -68,8 +78,14 @@ class DemoCommand:
                 print(f"tfirst demo: {exc}", file=sys.stderr)
                 return 1
             console.print(comparison(runs))
-        failed = [sample for run in runs for sample in run.failed]
-        console.print(closing_line(runs, failed, time.monotonic() - began))
+            failed = [sample for run in runs for sample in run.failed]
+            console.print(closing_line(runs, failed, time.monotonic() - began))
+            if args.keep:
+                try:
+                    keep_serving(args.policies[-1], rows, fleet, args.fleet, folder, console)
+                except DemoError as exc:
+                    print(f"tfirst demo: {exc}", file=sys.stderr)
+                    return 1
         return 1 if failed else 0
 
 
@@ -95,6 +111,35 @@ def run_policy(
         samples = uvloop.run(play(addresses.traffic, fleet.model.name, rows, speed=fleet.speed, on_end=on_end))
         tokens = tokens_of([get_text(f"{url}/metrics") for url in addresses.replicas])
     return Run(policy, samples, read_receipts(receipts), tokens, fleet.speed)
+
+
+def keep_serving(
+    policy: str, rows: list[TrafficRow], fleet: SpeedOf, fleet_file: Path, folder: Path, console: Console
+) -> None:
+    """A fresh fleet routed by `policy`, with traffic to look at, until Ctrl-C."""
+    os.environ.setdefault(KEY_ENV, secrets.token_urlsafe(12))
+    config = folder / "keep.yaml"
+    config.write_text(f"admin_key_env: {KEY_ENV}\n")
+    try:
+        with running_fleet(fleet_file, policy, folder, config=config) as addresses:
+            console.print(kept_lines(addresses, policy, os.environ[KEY_ENV]), highlight=False, soft_wrap=True)
+            for _ in range(ROUNDS):
+                uvloop.run(
+                    play(addresses.traffic, fleet.model.name, rows, speed=fleet.speed, on_end=lambda sample: None)
+                )
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        console.print("ended")
+
+
+def kept_lines(addresses: Addresses, policy: str, key: str) -> str:
+    """Where to look and where to send requests."""
+    return (
+        f"\nServing by {policy} until Ctrl-C, with the same traffic again.\n"
+        f"page       {addresses.admin}/\n"
+        f"traffic    {addresses.traffic}\n"
+        f"admin key  {key}   (the page asks for it to drain a replica)"
+    )
 
 
 def closing_line(runs: list[Run], failed: list[Sample], took_s: float) -> str:

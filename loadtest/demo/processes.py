@@ -33,8 +33,11 @@ class Addresses:
 
 
 @contextmanager
-def running_fleet(fleet: Path, policy: str, folder: Path) -> Iterator[Addresses]:
-    """A simulated fleet with a router in front, ready for traffic; both are ended on the way out."""
+def running_fleet(fleet: Path, policy: str, folder: Path, *, config: Path | None = None) -> Iterator[Addresses]:
+    """A simulated fleet with a router in front, ready for traffic; both are ended on the way out.
+
+    config : of the router, for what no flag here says
+    """
     resolved = folder / f"fleet-{policy}.yaml"
     resolved.unlink(missing_ok=True)
     sim_log, router_log = folder / f"sim-{policy}.log", folder / f"router-{policy}.log"
@@ -45,6 +48,7 @@ def running_fleet(fleet: Path, policy: str, folder: Path) -> Iterator[Addresses]
             "serve",
             *("--fleet", str(resolved), "--policy", policy, "--host", "127.0.0.1", "--port", "0"),
             *("--admin-host", "127.0.0.1", "--admin-port", "0", "--receipts", str(folder / f"receipts-{policy}.jsonl")),
+            *(() if config is None else ("--config", str(config))),
         ) as router:
             wait_for(lambda: len(listening(router_log)) == 2, router, router_log, "the router")
             addresses = listening(router_log)

@@ -7,6 +7,7 @@ Valid     Linux; children that live through the measurement. One tick is 10 ms, 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -78,12 +79,12 @@ def running(
             process.wait()
 
 
-def wait_until_served(process: subprocess.Popen[bytes], port: int, log: Path, name: str) -> None:
+def wait_until_served(process: subprocess.Popen[bytes], port: int, log: Path, name: str, model: str = "m") -> None:
     """Return when a completion through `port` is answered with 200."""
     until_s = time.monotonic() + START_LIMIT_S
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
-        b'{"model":"m","messages":[{"role":"user","content":"ready?"}]}',
+        json.dumps({"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "ready?"}]}).encode(),
         {"content-type": "application/json"},
     )
     while time.monotonic() < until_s and process.poll() is None:

@@ -1,8 +1,10 @@
-"""How each proxy under test is started: this router, nginx, and the Rust routers from their packages.
+"""How each proxy under test is started: this router, nginx, the Rust routers from their packages, and LiteLLM.
 
 Model     every proxy gets the same replicas, its own port, quiet logs and, where it has them, metrics on; nginx and the
           routers run one worker, on one core
-Valid     packages in an environment of their own (`--peers-venv`), never in the project's
+Valid     packages in an environment of their own (`--peers-venv`), never in the project's. LiteLLM has one below that
+          one, `litellm/`, since it pins what the others use, and so has vLLM's production-stack router,
+          `production-stack/`, which is in no package index and is installed there by hand
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from typing import Any
 from loadtest.proxy_bench.process import family_of, running, wait_until_served
 
 OURS, NGINX = "tfirst", "nginx"
+LITELLM, PRODUCTION_STACK = "litellm", "production-stack"
 PEERS = ("sglang-router", "vllm-router", "smg")
+IN_FOLDERS = {LITELLM: "litellm", PRODUCTION_STACK: "vllm-router"}  # their programs, each in an environment of its own
 NEEDED_BESIDE = (
     "setproctitle",
     "aiohttp",
@@ -34,6 +38,17 @@ NEEDED_BESIDE = (
     "grpcio-health-checking",
     "pyyaml",
 )
+# LiteLLM would fetch prices of models from elsewhere, write a line for each request, and break off an answer that says
+# the same word a hundred times, as simulated engines do.
+EXTRA: dict[str, dict[str, str]] = {
+    OURS: {"PYTHONUNBUFFERED": "1"},
+    LITELLM: {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_LOG": "ERROR",
+        "NO_PROXY": "*",
+        "REPEATED_STREAMING_CHUNK_LIMIT": "1000000",
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +82,14 @@ class Setting:
     """Where everything is.
 
     folder : for logs and configurations; core : of the proxies
-    publishers : where each replica's cache events come from
+    model : what replicas serve; publishers : where each replica's cache events come from
     """
 
     folder: Path
     replicas: Sequence[int]
     peers_venv: Path | None
     core: int
+    model: str = "m"
     publishers: Sequence[int] = ()
 
 
@@ -99,14 +115,28 @@ def install_peers(venv: Path) -> list[str]:
     return there
 
 
+def install_litellm(venv: Path) -> bool:
+    """Install LiteLLM's proxy into `venv`/litellm; whether it is there now."""
+    python = venv / LITELLM / "bin" / "python"
+    if not program_of(LITELLM, venv).exists():
+        subprocess.run([sys.executable, "-m", "venv", str(venv / LITELLM)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "litellm[proxy]"], check=False)
+    return program_of(LITELLM, venv).exists()
+
+
+def program_of(kind: str, venv: Path) -> Path:
+    """Where a peer's program is, if it is there."""
+    return venv / kind / "bin" / IN_FOLDERS[kind] if kind in IN_FOLDERS else venv / "bin" / kind
+
+
 def skipped(proxy: Proxy, setting: Setting) -> str | None:
     """Why a proxy cannot be run here; None when it can."""
     if proxy.kind == NGINX:
         return None if shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin") else "nginx is not installed"
-    if proxy.kind in PEERS:
+    if proxy.kind in (*PEERS, *IN_FOLDERS):
         if setting.peers_venv is None:
             return "no --peers-venv given"
-        if not (setting.peers_venv / "bin" / proxy.kind).exists():
+        if not program_of(proxy.kind, setting.peers_venv).exists():
             return f"{proxy.kind} could not be installed"
     return None
 
@@ -116,9 +146,9 @@ def started(proxy: Proxy, setting: Setting) -> Iterator[Running]:
     """The proxy, pinned and serving."""
     port = free_port()
     log = setting.folder / f"{proxy.name.replace(' ', '-')}.log"
-    extra = {} if proxy.kind != OURS else {"PYTHONUNBUFFERED": "1"}
+    extra = EXTRA.get(proxy.kind, {})
     with running(command_of(proxy, setting, port), core=setting.core, log=log, extra=extra) as process:
-        wait_until_served(process, port, log, proxy.name)
+        wait_until_served(process, port, log, proxy.name, setting.model)
         yield Running(proxy, port, family_of(process.pid))
 
 
@@ -130,7 +160,11 @@ def command_of(proxy: Proxy, setting: Setting, port: int) -> list[str]:
     if proxy.kind == NGINX:
         return _nginx(setting, port)
     assert setting.peers_venv is not None, "a peer that is not skipped is installed"
-    program = [str(setting.peers_venv / "bin" / proxy.kind)]
+    program = [str(program_of(proxy.kind, setting.peers_venv))]
+    if proxy.kind == LITELLM:
+        return [*program, *_litellm(proxy, setting, port, urls)]
+    if proxy.kind == PRODUCTION_STACK:
+        return [*program, *_production_stack(proxy, setting, port, urls)]
     if proxy.kind != "vllm-router":
         program.append("launch")
     return [
@@ -142,9 +176,40 @@ def command_of(proxy: Proxy, setting: Setting, port: int) -> list[str]:
     ]
 
 
+def _litellm(proxy: Proxy, setting: Setting, port: int, urls: Sequence[str]) -> list[str]:
+    config = {
+        "model_list": [
+            {
+                "model_name": setting.model,
+                "litellm_params": {
+                    "model": f"hosted_vllm/{setting.model}",
+                    "api_base": f"{url}/v1",
+                    "api_key": "none",
+                },
+            }
+            for url in urls
+        ],
+        "router_settings": {"routing_strategy": proxy.policy, "num_retries": 0},
+        "litellm_settings": {"telemetry": False},
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},  # it listens on loopback alone
+    }
+    path = setting.folder / f"{proxy.name.replace(' ', '-')}.json"
+    path.write_text(json.dumps(config))
+    return ["--config", str(path), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+
+
+def _production_stack(proxy: Proxy, setting: Setting, port: int, urls: Sequence[str]) -> list[str]:
+    return [
+        *("--host", "127.0.0.1", "--port", str(port), "--service-discovery", "static"),
+        *("--static-backends", ",".join(urls), "--static-models", ",".join([setting.model] * len(urls))),
+        *("--routing-logic", proxy.policy),
+    ]
+
+
 def _ours(proxy: Proxy, setting: Setting, port: int, urls: Sequence[str]) -> list[str]:
+    where = {} if "fleet" in proxy.config else {"worker_urls": list(urls)}
     config: dict[str, Any] = {
-        "worker_urls": list(urls),
+        **where,
         "host": "127.0.0.1",
         "port": port,
         "admin_host": "127.0.0.1",

@@ -63,6 +63,7 @@ class Decision:
     """What the loop has at the end of a request. noted : what `Notes` was made of"""
 
     request: RequestFacts
+    sent: Send
     receipt: Receipt
     notes: Notes
     noted: tuple[Any, ...]
@@ -89,7 +90,7 @@ def a_decision(replicas: int, blocks: int) -> Decision:
     core.dispatcher.finished(sent, Ended(200, output_tokens=10), 2.0)
     assert isinstance(sent.placement, Placement)
     assert sent.placement.notes is not None
-    return Decision(request, sent.placement.receipt, sent.placement.notes, noted[0])
+    return Decision(request, sent, sent.placement.receipt, sent.placement.notes, noted[0])
 
 
 def costs(replicas: int, blocks: int, folder: Path) -> Costs:

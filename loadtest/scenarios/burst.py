@@ -25,12 +25,11 @@ scenario("burst", warm_up_s=30.0, pass_good_share=0.9)
 
 
 def add_options(parser: LocustArgumentParser) -> None:
-    burst = parser.add_argument_group("bursts")
-    burst.add_argument("--rate", type=positive, default=2.0, help="requests per second (default %(default)s)")
-    burst.add_argument("--burst-factor", type=positive, default=5.0, help="1 or more (default %(default)s)")
-    burst.add_argument("--burst-every-s", type=positive, default=30.0, help="default: %(default)s")
-    burst.add_argument("--burst-for-s", type=positive, default=5.0, help="default: %(default)s")
-    burst.add_argument("--for-s", type=positive, default=120.0, help="length of the run (default %(default)s)")
+    parser.add_argument("--rate", type=positive, default=2.0, help="requests per second (default %(default)s)")
+    parser.add_argument("--burst-factor", type=positive, default=5.0, help="1 or more (default %(default)s)")
+    parser.add_argument("--burst-every-s", type=positive, default=30.0, help="default: %(default)s")
+    parser.add_argument("--burst-for-s", type=positive, default=5.0, help="default: %(default)s")
+    parser.add_argument("--for-s", type=positive, default=120.0, help="length of the run (default %(default)s)")
 
 
 events.init_command_line_parser.add_listener(add_options)

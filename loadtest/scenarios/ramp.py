@@ -26,10 +26,9 @@ scenario("ramp", warm_up_s=15.0, pass_good_share=0.6)
 
 
 def add_options(parser: LocustArgumentParser) -> None:
-    ours = parser.add_argument_group("ramp")
-    ours.add_argument("--from-rate", type=positive, default=0.5, help="requests per second (default %(default)s)")
-    ours.add_argument("--to-rate", type=positive, default=10.0, help="requests per second (default %(default)s)")
-    ours.add_argument("--for-s", type=positive, default=180.0, help="length of the run (default %(default)s)")
+    parser.add_argument("--from-rate", type=positive, default=0.5, help="requests per second (default %(default)s)")
+    parser.add_argument("--to-rate", type=positive, default=10.0, help="requests per second (default %(default)s)")
+    parser.add_argument("--for-s", type=positive, default=180.0, help="length of the run (default %(default)s)")
 
 
 events.init_command_line_parser.add_listener(add_options)

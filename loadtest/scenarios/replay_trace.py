@@ -27,12 +27,9 @@ scenario("replay_trace", warm_up_s=30.0, pass_good_share=0.9)
 
 
 def add_options(parser: LocustArgumentParser) -> None:
-    trace = parser.add_argument_group("trace")
-    trace.add_argument(
-        "--trace", type=Path, default=Path("loadtest/demo/traffic.jsonl.gz"), help="default: %(default)s"
-    )
-    trace.add_argument("--factor", type=positive, default=1.0, help="times as fast as it was (default %(default)s)")
-    trace.add_argument("--rows", type=int, help="only the first so many")
+    parser.add_argument("--trace", default="loadtest/demo/traffic.jsonl.gz", help="default: %(default)s")
+    parser.add_argument("--factor", type=positive, default=1.0, help="times as fast as it was (default %(default)s)")
+    parser.add_argument("--rows", type=int, help="only the first so many", include_in_web_ui=False)
 
 
 events.init_command_line_parser.add_listener(add_options)
@@ -45,7 +42,7 @@ class Trace(OpenLoop):
 
     def jobs(self) -> Iterator[Job]:
         options = self.options
-        for at_s, row in due(read_rows(options.trace)[: options.rows], options.factor):
+        for at_s, row in due(read_rows(Path(options.trace))[: options.rows], options.factor):
             yield at_s, row_messages(row, salt=options.salt, size=options.size), self.tokens(row.output_length)
 
     @task

@@ -80,7 +80,16 @@ class Recorder:
         self.samples.clear()
         self.users.clear()
         self.began_s = perf_counter()
+        if not (self.environment.host or "").startswith(("http://", "https://")):
+            raise AnswerFailed("say where to send requests: --host http://HOST:PORT")
         self.model = self.options.model or served_model(self.client(), self.environment.host or "")
+
+    def give_up(self, reason: str) -> None:
+        """End a run that cannot be made; status 2."""
+        print(f"{self.scenario.name}: {reason}", file=sys.stderr)
+        self.model = ""
+        self.environment.process_exit_code = 2
+        end_of_run(self.environment)
 
     def client(self) -> HTTPClient:
         """Connections of its own to the target."""
@@ -94,7 +103,9 @@ class Recorder:
     def rng_of(self, kind: str) -> random.Random:
         """Chance for the next user of that kind."""
         self.users[kind] += 1
-        return random.Random(f"{self.options.seed}/{kind}/{self.users[kind]}")
+        runner = self.environment.runner
+        worker = f"{runner.worker_index}/" if isinstance(runner, WorkerRunner) else ""
+        return random.Random(f"{self.options.seed}/{worker}{kind}/{self.users[kind]}")
 
     def run(self) -> Run:
         """The run as it stands."""
@@ -153,13 +164,16 @@ def _listen(recorder: Recorder) -> None:
         try:
             recorder.begin()
         except AnswerFailed as exc:
-            print(f"{recorder.scenario.name}: {exc}", file=sys.stderr)
-            recorder.environment.process_exit_code = 2
-            end_of_run(recorder.environment)
+            recorder.give_up(str(exc))
 
     def end(environment: Environment, **_: Any) -> None:
         recorder.length_s = perf_counter() - recorder.began_s
-        if not isinstance(environment.runner, WorkerRunner) and recorder.model:
+        if environment.web_ui is not None:
+            _tell(recorder)
+
+    def leave(environment: Environment, **_: Any) -> None:
+        # Without a page a run ends by leaving, and only then have all workers sent what they saw.
+        if environment.web_ui is None and not isinstance(environment.runner, WorkerRunner):
             _tell(recorder)
 
     def to_master(data: dict[str, Any], **_: Any) -> None:
@@ -171,35 +185,42 @@ def _listen(recorder: Recorder) -> None:
 
     hooks.test_start.add_listener(begin)
     hooks.test_stop.add_listener(end)
+    hooks.quitting.add_listener(leave)
     hooks.report_to_master.add_listener(to_master)
     hooks.worker_report.add_listener(from_worker)
 
 
 def _tell(recorder: Recorder) -> None:
+    """Print and keep the run, if one began."""
+    if not recorder.model:
+        return
     run = recorder.run()
     print(report(run), flush=True)
     if recorder.options.result is not None:
-        recorder.options.result.write_bytes(msgspec.json.encode(run))
+        Path(recorder.options.result).write_bytes(msgspec.json.encode(run))
     recorder.environment.process_exit_code = 0 if passes(run) else 1
 
 
 def _add_options(parser: LocustArgumentParser) -> None:
-    ours = parser.add_argument_group("scenario")
-    ours.add_argument("--model", default="", help="default: the first that the target lists")
-    ours.add_argument("--seed", type=int, default=7, help="of everything that is drawn (default %(default)s)")
-    ours.add_argument("--salt", default="", help="begins every prompt: another one finds no cache warm")
-    ours.add_argument("--size", type=positive, default=1.0, help="all prompts and answers so many times longer")
-    ours.add_argument("--warm-up-s", type=not_negative, help="requests before it are not counted")
-    ours.add_argument("--first-token-deadline-s", type=positive, help="instead of the scenario's own")
-    ours.add_argument("--per-token-deadline-s", type=positive, help="mean of an answer, instead of the scenario's own")
-    ours.add_argument("--end-deadline-s", type=positive, help="instead of the scenario's own")
-    ours.add_argument("--send-deadlines", action="store_true", help="as x-slo-ttft-ms and x-slo-tpot-ms")
-    ours.add_argument("--pass-good", type=share, help="least share within deadlines, instead of the scenario's own")
-    ours.add_argument("--exact-length", action="store_true", help="send ignore_eos, so that answers have full length")
-    ours.add_argument("--tenant-header", default="x-tenant", help="field that carries the tenant's name")
-    ours.add_argument("--api-key-env", default="OPENAI_API_KEY", help="variable with the key to send, if any")
-    ours.add_argument("--timeout-s", type=positive, default=300.0, help="without a byte, most (default %(default)s)")
-    ours.add_argument("--result", type=Path, help="write the run here, to be compared with another")
+    """Values are plain, since a master sends them to its workers; those without a default are not on the page."""
+    parser.add_argument("--model", default="", help="default: the first that the target lists")
+    parser.add_argument("--seed", type=int, default=7, help="of everything that is drawn (default %(default)s)")
+    parser.add_argument("--salt", default="", help="begins every prompt: another one finds no cache warm")
+    parser.add_argument("--size", type=positive, default=1.0, help="all prompts and answers so many times longer")
+    parser.add_argument("--send-deadlines", action="store_true", help="as x-slo-ttft-ms and x-slo-tpot-ms")
+    parser.add_argument("--exact-length", action="store_true", help="send ignore_eos, so that answers have full length")
+    parser.add_argument("--tenant-header", default="x-tenant", help="field that carries the tenant's name")
+    parser.add_argument("--api-key-env", default="OPENAI_API_KEY", help="variable with the key to send, if any")
+    parser.add_argument("--timeout-s", type=positive, default=300.0, help="without a byte, most (default %(default)s)")
+    for flag, kind, help_text in (
+        ("--warm-up-s", not_negative, "requests before it are not counted"),
+        ("--first-token-deadline-s", positive, "instead of the scenario's own"),
+        ("--per-token-deadline-s", positive, "mean of an answer, instead of the scenario's own"),
+        ("--end-deadline-s", positive, "instead of the scenario's own"),
+        ("--pass-good", share, "least share within deadlines, instead of the scenario's own"),
+        ("--result", str, "write the run into this file, to be compared with another"),
+    ):
+        parser.add_argument(flag, type=kind, help=help_text, include_in_web_ui=False)
 
 
 def positive(text: str) -> float:
@@ -380,7 +401,7 @@ class OpenLoop(AskingUser):
 
         Raises
         ------
-        StopUser : always, after the last answer.
+        StopUser : always, after the last answer, or when there is nothing that could be sent.
         """
         began_s, sending = perf_counter(), Group()
         try:
@@ -389,9 +410,11 @@ class OpenLoop(AskingUser):
             ):
                 sending.spawn(self.ask, messages, max_tokens=max_tokens, due_s=began_s + at_s)
             sending.join()
+            end_of_run(self.environment)
+        except (OSError, ValueError) as exc:  # a trace that cannot be read, a rate that is none
+            self._recorder.give_up(str(exc))
         finally:
             sending.kill()
-        end_of_run(self.environment)
         raise StopUser
 
     def _jobs_in_time(self, began_s: float) -> Iterator[Job]:

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 
 from estimators.paths import Path
 from estimators.told import Told
-from estimators.view import FleetView
+from estimators.view import FleetView, is_nobody
 from router.actions import Action, Aside, Ended, Hint, Hold, Means, Refuse, Send, Withdraw
 from router.directing.rests import Rests
 from router.directing.settings import ToldSpec, host_and_port
 from router.directing.wire import TRANSFER_FIELD, source_field, source_member
-from router.fleet import Fleet
+from router.fleet import Fleet, ReplicaSpec
 from router.placing import Placement
 
 WORKED_SHARE = 0.5  # of what was to be read, reported as reused: a block that has just gone is no engine's fault
@@ -67,15 +67,30 @@ class Directions:
         self, listeners: Sequence[Listener], view: FleetView, *, has_store: bool = True, aside: bool = True
     ) -> None:
         self.counts: Counter[tuple[Means, str]] = Counter()
-        self.listeners = listeners
+        self.listeners = list(listeners)
         self._rows = {listener.name: row for row, listener in enumerate(listeners)}
+        self._has_store = has_store
         self._told = view.told = Told.nothing(view.rows)
         self._aside = aside
         self._by_row = [Rests() for _ in listeners]  # of what is told with the request
         self._services = {means: Rests() for means in Means}  # of who is told aside, which all replicas share
         self._open: dict[str, Hint] = {}  # by request
         self._look_s = -inf  # when somebody's rest is over
-        self._told.asks_store[:] = [has_store and listener.told.store == "engine" for listener in listeners]
+        self._look_anew()
+
+    def renew(self, listeners: Sequence[Listener]) -> None:
+        """Replicas came, went or are told otherwise. listeners : as at the start; of others nothing is known yet."""
+        for row, listener in enumerate(listeners):
+            if listener != self.listeners[row]:
+                self._by_row[row] = Rests()
+        self.listeners = list(listeners)
+        self._rows = {listener.name: row for row, listener in enumerate(listeners)}
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        asks = [self._has_store and listener.told.store == "engine" for listener in self.listeners]
+        self._told.asks_store[:] = asks
+        self._look_s = -inf
         self.look(0.0)
 
     # Who can be told
@@ -211,14 +226,22 @@ def directions_of(fleet: Fleet, view: FleetView, *, aside: bool) -> Directions |
     """
     if not fleet.says_how_told:
         return None
-    listeners = []
-    for replica in fleet.replicas:
-        told = fleet.told_of(replica)
-        url = urlsplit(replica.url or "")
-        here = (url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
-        host, port = here if told.read_at is None else host_and_port(told.read_at, "read_at")
-        listeners.append(Listener(replica.name, told, host, port))
-    return Directions(listeners, view, has_store=fleet.store is not None, aside=aside)
+    return Directions(listeners_of(fleet), view, has_store=fleet.store is not None, aside=aside)
+
+
+def listeners_of(fleet: Fleet) -> list[Listener]:
+    """The replicas of `fleet` as they are told, by row. Rows that are nobody's, or left, are told nothing."""
+    return [_listener(fleet, replica) for replica in fleet.replicas]
+
+
+def _listener(fleet: Fleet, replica: ReplicaSpec) -> Listener:
+    if is_nobody(replica.name):
+        return Listener(replica.name, ToldSpec(), "", 0)
+    told = fleet.told_of(replica)
+    url = urlsplit(replica.url or "")
+    here = (url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
+    host, port = here if told.read_at is None else host_and_port(told.read_at, "read_at")
+    return Listener(replica.name, told, host, port)
 
 
 def _note(sent: Send, means: Means) -> None:

@@ -26,8 +26,6 @@ MOVE_PATH = "/move"
 PIN_PATH = "/pin"
 PREFETCH_PATH = "/cache/prefetches"
 
-NOT_TAKEN_BACK = (404, 405, 501)  # it is over, or there is no such route
-
 
 class BadReply(ValueError):
     """An answer that is none to the call; the message says why."""

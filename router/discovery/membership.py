@@ -14,6 +14,7 @@ from estimators.view import is_nobody, spare_name
 from router.assemble import Core
 from router.beside_events import BesideEvents
 from router.decider import TimedDecider, ranks_of
+from router.directing.telling import Telling
 from router.discovery.reconcile import SPARE, Row, Stage, Steps, reconcile, same_replica
 from router.errors import ConfigError
 from router.fleet import Fleet, ReplicaSpec
@@ -39,6 +40,7 @@ class Parts:
     reported: Reported
     beside: BesideEvents
     decider: TimedDecider
+    telling: Telling
 
 
 class Membership:
@@ -193,6 +195,7 @@ class Membership:
         parts.sources.members_changed()
         parts.beside.members_changed()
         parts.decider.members_changed(self._ranks)
+        parts.telling.members_changed()
 
     def _log(self, steps: Steps) -> None:
         for row in steps.left:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import logging
 
-from router.actions import Send
+from router.actions import Cause, Ended, Send
 from router.http.contract import Heard
-from router.http.head import ResponseHead
+from router.http.head import RequestHead, ResponseHead
 from router.http.shared import Counts
 from router.http.side_reader import HeardId, JsonReader, Learned, SideReader, StreamReader
+from router.routes import Route
+
+_OVERLOADED = (429, 502, 503)  # 502: a proxy before the engine could not reach it
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,27 @@ def along(
     if kind.startswith(b"application/json"):
         return Along(JsonReader(json_id), counts, sent.replica)
     return None
+
+
+def cause_for_another(head: RequestHead, sent: Send, response: ResponseHead) -> Cause | None:
+    """Why another replica may have a better answer than this one; None when it is the answer."""
+    if response.status in _OVERLOADED:
+        return Cause.OVERLOADED
+    asks_around = head.route is Route.STORED and not sent.request.only
+    return Cause.ELSEWHERE if asks_around and response.status == 404 else None
+
+
+def ended_as(status: int, reader: Along | None) -> Ended:
+    """A complete answer, with what it said to who read it along."""
+    learned = Learned() if reader is None else reader.learned()
+    return Ended(
+        status,
+        output_tokens=learned.output_tokens,
+        cached_tokens=learned.cached_tokens,
+        prompt_tokens=learned.prompt_tokens,
+        stream_error=learned.stream_error,
+        events=learned.events,
+    )
 
 
 def show_head(heard: Heard, sent: Send, response: ResponseHead, counts: Counts) -> None:

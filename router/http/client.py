@@ -25,6 +25,7 @@ from router.http.deadline import Deadline
 from router.http.exchange import Exchange
 from router.http.head import Forwarded, RequestHead
 from router.http.replies import json_reply, refusal, request_id_of
+from router.http.resumed import ResumedExchange
 from router.http.shared import Shared
 from router.http.to_all import ToAll, hidden
 from router.http.tunnel import Tunnel
@@ -33,7 +34,7 @@ from router.routes import Route
 
 _log = logging.getLogger(__name__)
 _TOO_MANY = RequestUnacceptable(429, "RateLimitError", "Too many connections are open from this address.")
-_EXCHANGES: dict[Route, type[Exchange | ToAll]] = {Route.TO_ALL: ToAll, Route.ABORT: Abort}  # others: Exchange
+_EXCHANGES: dict[Route, type[Exchange | ToAll]] = {Route.TO_ALL: ToAll, Route.ABORT: Abort}
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -259,9 +260,13 @@ class ClientConnection(asyncio.Protocol):
         elif head.route is Route.UNKNOWN and not self._shared.relay_unknown:
             self._turn_away(head, Refuse(404, "NotFoundError", f"There is no route {head.path}."))
         else:
-            kind = _EXCHANGES.get(head.route, Exchange)
-            self._exchange = exchange = kind(self, self._shared, head, body)
+            self._exchange = exchange = self._kind(head.route)(self, self._shared, head, body)
             exchange.start()
+
+    def _kind(self, route: Route) -> type[Exchange | ToAll]:
+        if route is Route.GENERATE and self._shared.resumable is not None:
+            return ResumedExchange
+        return _EXCHANGES.get(route, Exchange)
 
     def _answer_here(self, head: RequestHead) -> None:
         try:

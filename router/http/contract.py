@@ -16,6 +16,8 @@ import msgspec
 from estimators.request import RequestFacts
 from router.actions import Action, Cause, Ended, Hold, Refuse, Send
 from router.http.head import RequestHead, ResponseHead
+from router.resume.log import ResumeConfig
+from router.resume.reasons import WhyNot
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -23,8 +25,9 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Decider(Protocol):
-    """Owns choice and retry. Each `Send` is closed by exactly one of finished, failed and cancelled; an empty answer
-    to `failed` for an overloaded replica leaves it open, its answer is relayed, and `finished` closes it. Each `Hold`
+    """Owns choice and retry. Each `Send` is closed by exactly one of finished, failed, broke and cancelled; an empty
+    answer to `failed` for an overloaded replica leaves it open, its answer is relayed, and `finished` closes it, unless
+    it was the rest of a stream: that is closed. Each `Hold`
     is followed by one action that names it, from any later call, or closed by `left`.
 
     next_due_s : while any request is held, when `due` is wanted. Changes with every call, and may have passed already;
@@ -37,6 +40,7 @@ class Decider(Protocol):
     def first_token(self, sent: Send, now_s: float) -> list[Action]: ...
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]: ...
     def failed(self, sent: Send, cause: Cause, now_s: float, retry_after_s: float | None = None) -> list[Action]: ...
+    def broke(self, sent: Send, rest: RequestFacts | WhyNot, now_s: float) -> list[Action]: ...
     def cancelled(self, sent: Send, now_s: float) -> list[Action]: ...
     def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]: ...
     def due(self, now_s: float) -> list[Action]: ...
@@ -69,6 +73,7 @@ Read = RequestFacts | Refuse | Rewritten
 PromptReader = Callable[[RequestHead, bytes], Read | asyncio.Future[Read]]  # cancelled when the client leaves
 Answer = Callable[[RequestHead], tuple[int, bytes]]  # status and a JSON body
 Admit = Callable[[RequestHead], Refuse | None]  # of every request, by its head alone
+Resumable = Callable[[str], ResumeConfig | None]  # how streams of a model go on when they break; None: not at all
 Heard = Callable[[Send, ResponseHead], object]  # the head of an answer, before anything is made of it
 Clock = Callable[[], float]
 

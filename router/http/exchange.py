@@ -5,7 +5,7 @@ Model     read the prompt, which may take a while, ask the decider, wait if it s
           it, or with a client that leaves. The head of a generation waits for the first byte of its body,
           so that a replica that says 200 and then nothing can still be replaced
 Valid     until the first byte has gone to the client the decider may name another replica; after it a failure is
-          shown to the client as a cut connection, never as an end
+          shown to the client as a cut connection, never as an end. `resumed.py` has streams that go on elsewhere
 Blind to  what is in the bytes: a side reader looks at a copy, and may fail
 """
 
@@ -19,17 +19,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Hold, Refuse, Send
+from router.actions import Action, Cause, Hold, Refuse, Send
 from router.errors import ReplicaUnreachable
-from router.http.along import Along, along, show_head
+from router.http.along import Along, along, cause_for_another, ended_as, show_head
 from router.http.contract import Endpoint, Read, Rewritten
 from router.http.head import RequestHead, ResponseHead, client_head, field_value, upstream_head
+from router.http.outlet import Outlet
 from router.http.pool import origin_of
-from router.http.reframing import Reframer
+from router.http.reframing import Filter, Reframer
 from router.http.replies import refusal, request_id_of
 from router.http.retry_after import retry_after_s
 from router.http.shared import Shared
-from router.http.side_reader import Learned
 from router.http.splice import UsageSwallower, with_members
 from router.http.upstream import UpstreamConnection
 from router.routes import Route, stored_id
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from router.http.client import ClientConnection
 
 _log = logging.getLogger(__name__)
-_OVERLOADED = (429, 502, 503)  # 502: a proxy before the engine could not reach it
 _RESPONSES = "/v1/responses"
-_MOST_HELD_BYTES = 128 * 1024  # of a head and framing without a body; more goes on
 
 
 class Exchange:
@@ -56,14 +54,12 @@ class Exchange:
         "_connecting",
         "_granted",
         "_head",
-        "_held",
         "_hold",
         "_limit",
+        "_outlet",
         "_over",
         "_own_id",
         "_reading",
-        "_reframer",
-        "_relayed",
         "_request_id",
         "_reused",
         "_row",
@@ -73,8 +69,6 @@ class Exchange:
         "_swallows_usage",
         "_unframed",
         "_upstream",
-        "_waits",
-        "_write",
     )
 
     def __init__(self, client: ClientConnection, shared: Shared, head: RequestHead, body: bytes) -> None:
@@ -97,14 +91,10 @@ class Exchange:
         self._limit: asyncio.TimerHandle | None = None  # of the whole, if there is one
         self._reused = False  # that connection had carried another request before
         self._along: Along | None = None
-        self._write: Callable[[bytes], None] = client.write
-        self._held = b""  # what the client gets first: the head, and framing without a body
-        self._waits = False  # all that is held back until a byte of the body is here
-        self._reframer: Reframer | None = None  # where the body cannot pass as it came
+        self._outlet = Outlet(client.write)
         self._status = 0
         self._closing = False  # the client's connection ends with this answer
         self._unframed = False  # the answer ends with the connection
-        self._relayed = False  # the client has seen bytes
         self._over = False
 
     # -- called by the client's connection
@@ -114,8 +104,12 @@ class Exchange:
         if self._shared.times.total_s is not None:
             loop = self._shared.loop
             self._limit = loop.call_at(loop.time() + self._shared.times.total_s, self._too_long)
+        self._read(self._body)
+
+    def _read(self, body: bytes) -> None:
+        """Have a body read: the client's, or one that asks for the rest of its answer."""
         try:
-            read = self._shared.read_prompt(self._head, self._body)
+            read = self._shared.read_prompt(self._head, body)
         except Exception:
             self._reader_broke()
             return
@@ -145,10 +139,10 @@ class Exchange:
             self._shared.counts.reject(read.status)
             self._refuse(read)
             return
+        facts = read.facts if isinstance(read, Rewritten) else read
         if isinstance(read, Rewritten):
             self._body = read.body
             self._swallows_usage = read.swallows_usage
-        facts = read.facts if isinstance(read, Rewritten) else read
         if facts.continues or self._head.route is Route.STORED:
             facts = self._where_stored(facts)
         self._request_id = self._head.get(b"x-request-id") or field_value(facts.request_id)
@@ -194,7 +188,7 @@ class Exchange:
     @property
     def unread_body(self) -> bytes:
         """Its body while its prompt is being read, so that the id in there is not known yet; else b""."""
-        return b"" if self._reading is None else self._body
+        return b"" if self._reading is None or self._outlet.relayed else self._body
 
     def has_id(self, wanted: str) -> bool:
         """Whether its client or its engine knows it by this id."""
@@ -213,7 +207,7 @@ class Exchange:
         """End it, and show its client that it did not end by itself. False when it was over already."""
         if self._over:
             return False
-        if self._relayed:
+        if self._outlet.relayed:
             self.client_lost()
             self._client.cut(reset=self._unframed)
         else:
@@ -238,7 +232,7 @@ class Exchange:
         assert attempt is not None, "an answer follows an attempt"
         if self._shared.heard is not None:
             show_head(self._shared.heard, attempt, response, self._shared.counts)
-        cause = self._for_another(response)
+        cause = cause_for_another(self._head, attempt, response)
         if cause is not None and (sent := self._put_away()) is not None:
             rule = partial(self._shared.decider.failed, retry_after_s=retry_after_s(response))
             actions = self._ask(rule, sent, cause)
@@ -252,66 +246,33 @@ class Exchange:
         self._closing = self._unframed or self._client.closing or not self._head.keep_alive
         notes_json = self._note_id if self._head.path == _RESPONSES else None
         self._along = along(response, attempt, self._shared.counts, stream_id=self._note_id, json_id=notes_json)
-        self._reframer = self._reframing(response)
-        self._waits = self._head.route is Route.GENERATE
-        self._held = self._client_head(response)
+        reframer = self._reframing(response)
+        self._outlet.open(self._client_head(response), waits=self._head.route is Route.GENERATE, reframer=reframer)
 
     def body(self, piece: bytes) -> None:
-        self._waits = False
         if self._along is not None and self._along.feed(piece) and self._sent is not None:
             self._ask(self._shared.decider.first_token, self._sent)
-        if self._reframer is not None:
-            self._pass(self._reframer.feed(piece))
+        self._outlet.body(piece)
 
     def relay(self, data: bytes) -> None:
         self._shared.spoke.add(self._row)
-        if self._reframer is None:
-            if self._relayed:
-                self._write(data)
-            else:
-                self._pass(data)
-        elif not self._relayed:
-            self._pass(b"")
-
-    def _pass(self, data: bytes) -> None:
-        """Bytes as the client gets them, behind the head."""
-        if self._relayed:
-            if data:
-                self._write(data)
-            return
-        self._held += data
-        if not self._waits or len(self._held) > _MOST_HELD_BYTES:
-            self._relayed = True
+        self._outlet.relay(data)
+        if self._body and self._outlet.relayed:
             self._body = b""  # it cannot be needed again
-            self._write(self._held)
-            self._held = b""
 
     def response_ended(self) -> None:
         self._upstream = None
-        self._waits = False
-        if self._reframer is not None:
-            self._pass(self._reframer.end())
-        elif not self._relayed:  # a head alone, or framing around nothing
-            self._pass(b"")
+        self._outlet.end()
         sent = self._put_away()
         if sent is not None:
-            learned = Learned() if self._along is None else self._along.learned()
-            ended = Ended(
-                self._status,
-                output_tokens=learned.output_tokens,
-                cached_tokens=learned.cached_tokens,
-                prompt_tokens=learned.prompt_tokens,
-                stream_error=learned.stream_error,
-                events=learned.events,
-            )
-            self._ask(self._shared.decider.finished, sent, ended)
+            self._ask(self._shared.decider.finished, sent, ended_as(self._status, self._along))
         self._end(closing=self._closing)
 
     def response_switched(self, response: ResponseHead, rest: bytes) -> None:
         """Both connections are joined; to the decider the request stays open until one of them ends."""
         upstream = self._upstream
         assert upstream is not None, "an answer comes on a connection"
-        self._status, self._relayed, self._closing = response.status, True, True
+        self._status, self._outlet.relayed, self._closing = response.status, True, True
         self._stop_clock()
         head = self._client_head(response, upgrade=self._head.upgrade)
         self._client.switch(head, upstream, rest, ended=self._tunnel_ended)
@@ -327,8 +288,8 @@ class Exchange:
         if silent and self._client.paused:  # the replica was not read because the client does not read
             self.client_lost()
             self._client.abort()
-        elif self._relayed:
-            self._break_off()
+        elif self._is_seen:
+            self._broke()
         elif cause is Cause.NO_ANSWER and self._reused and not silent:
             self._shared.counts.repeats += 1
             self._connect()
@@ -388,12 +349,13 @@ class Exchange:
         if self._client.paused:  # still full of the answer before
             connection.pause()
 
-    def _fail(self, cause: Cause) -> None:
-        """This attempt failed before the client saw anything of it."""
+    def _fail(self, cause: Cause, *, retry_after_s: float | None = None) -> None:
+        """This attempt failed before the client saw anything of it. retry_after_s : what it asked for, if it did"""
         if self._over:
             return
         sent = self._put_away()
-        actions = [] if sent is None else self._ask(self._shared.decider.failed, sent, cause)
+        rule = partial(self._shared.decider.failed, retry_after_s=retry_after_s)
+        actions = [] if sent is None else self._ask(rule, sent, cause)
         if actions == [] and not self._waits_for_room:
             name = self._attempt.replica if self._attempt is not None else "?"
             message = f"Replica {name} gave no usable answer ({cause.value})."
@@ -401,11 +363,19 @@ class Exchange:
         else:
             self._obey(actions)
 
+    @property
+    def _is_seen(self) -> bool:
+        """Whether the client may have seen something of this attempt's answer."""
+        return self._outlet.relayed
+
+    def _broke(self) -> None:
+        """The answer broke under way."""
+        self._break_off()
+
     def _break_off(self, *, too_long: bool = False) -> None:
-        """The answer broke under way: the client gets all that came, and then a visible cut."""
+        """The client gets all that came, and then a visible cut."""
         self._over = True
-        if self._reframer is not None:
-            self._pass(self._reframer.rest())
+        self._outlet.rest()
         self._give_up(Cause.TOO_LONG if too_long else Cause.BROKEN)
         self._client.cut(reset=self._unframed)
 
@@ -414,7 +384,7 @@ class Exchange:
         self._limit = None
         if self._over:
             return
-        if self._relayed:
+        if self._outlet.relayed:
             self._break_off(too_long=True)
         else:
             self._give_up(Cause.TOO_LONG)
@@ -486,10 +456,10 @@ class Exchange:
     # -- the client
 
     def _refuse(self, refuse: Refuse) -> None:
-        assert not self._relayed, "a refusal is a whole answer"
+        assert not self._outlet.relayed, "a refusal is a whole answer"
         closing = self._client.closing or not self._head.keep_alive
         request_id = self._request_id or request_id_of(self._head)
-        self._write(refusal(refuse, self._head, request_id=request_id, closing=closing))
+        self._outlet.write(refusal(refuse, self._head, request_id=request_id, closing=closing))
         self._end(closing=closing)
 
     def _end(self, *, closing: bool) -> None:
@@ -518,18 +488,17 @@ class Exchange:
 
     # -- what an answer is
 
-    def _for_another(self, response: ResponseHead) -> Cause | None:
-        """Why another replica may have a better answer than this one; None when it is the answer."""
-        if response.status in _OVERLOADED:
-            return Cause.OVERLOADED
-        asks_around = self._head.route is Route.STORED and self._attempt is not None and not self._attempt.request.only
-        return Cause.ELSEWHERE if asks_around and response.status == 404 else None
-
     def _reframing(self, response: ResponseHead) -> Reframer | None:
-        in_events = self._along is not None and self._along.is_stream
-        if self._swallows_usage and in_events and (response.chunked or self._unframed):
-            return Reframer(chunked=not self._unframed, swallower=UsageSwallower())
+        """What the body passes, where it cannot pass as it came."""
+        if self._along is not None and self._along.is_stream and (response.chunked or self._unframed):
+            filter_ = self._filter()
+            if filter_ is not None:
+                return Reframer(chunked=not self._unframed, filter_=filter_)
         return Reframer(chunked=False) if response.chunked and self._head.http10 else None
+
+    def _filter(self) -> Filter | None:
+        """What the content of a stream passes, where not all of it passes as it came."""
+        return UsageSwallower() if self._swallows_usage else None
 
     def _note_id(self, answer_id: bytes) -> None:
         self._answer_id = answer_id

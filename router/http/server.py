@@ -8,7 +8,18 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from router.http.client import ClientConnection
-from router.http.contract import Admit, Answer, Clock, Decider, Endpoint, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import (
+    Admit,
+    Answer,
+    Clock,
+    Decider,
+    Endpoint,
+    Heard,
+    Limits,
+    PromptReader,
+    Resumable,
+    TimeOuts,
+)
 from router.http.pool import Pool
 from router.http.shared import Counts, Shared
 
@@ -32,6 +43,7 @@ class TrafficPort:
     admin : refuses what changes replicas; None lets it through. Without one such paths are hidden
     endpoints : whom a request to all is sent to
     relay_unknown : whether paths in no row of `router.routes` are relayed, by load
+    resumable : how streams of each model go on elsewhere when their replica fails; None: no stream does
     """
 
     def __init__(
@@ -53,6 +65,7 @@ class TrafficPort:
         admin: Admit | None = None,
         endpoints: Callable[[], Sequence[Endpoint]] = tuple,
         relay_unknown: bool = True,
+        resumable: Resumable | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         limits = limits or Limits()
@@ -63,6 +76,7 @@ class TrafficPort:
         self._shared = Shared(loop, decider, read_prompt, answer, clock or loop.time, pool, limits, times, heard)
         self._shared.admit, self._shared.drops, self._shared.via = admit, drops, via
         self._shared.admin, self._shared.endpoints, self._shared.relay_unknown = admin, endpoints, relay_unknown
+        self._shared.resumable = resumable
         self._server: asyncio.Server | None = None
 
     @property

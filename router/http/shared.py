@@ -7,7 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from router.http.contract import Admit, Answer, Clock, Decider, Endpoint, Heard, Limits, PromptReader, TimeOuts
+from router.http.contract import (
+    Admit,
+    Answer,
+    Clock,
+    Decider,
+    Endpoint,
+    Heard,
+    Limits,
+    PromptReader,
+    Resumable,
+    TimeOuts,
+)
 from router.http.messenger import Messenger
 from router.http.pool import Pool
 from router.stored_answers import StoredAnswers
@@ -61,6 +72,7 @@ class Shared:
     admit: Admit | None = None
     drops: frozenset[bytes] = frozenset()
     via: bytes = b""
+    resumable: Resumable | None = None
     counts: Counts = field(default_factory=Counts)
     spoke: set[int] = field(default_factory=set)  # rows of which bytes of answers came; whoever looks empties it
     clients: set[ClientConnection] = field(default_factory=set)

@@ -10,7 +10,7 @@ Source    RFC 8259; `stream_options` of OpenAI's API; WHATWG HTML, server-sent e
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 import msgspec
 
@@ -111,12 +111,8 @@ def with_members(body: bytes, members: dict[str, bytes]) -> bytes:
     members : name of an object -> `"key":value`. The body's own member of that key, which comes after, counts; what is
         there and is neither an object nor null is left alone, for the engine to refuse
     """
-    edits: dict[str, Edit] = {}
-    for name, member in members.items():
-        edit = _into(body, name, member)
-        if edit is not None:
-            edits[name] = edit
-    return spliced(body, edits)
+    edits = (_into(body, name, member) for name, member in members.items())
+    return spliced(body, [edit for edit in edits if edit is not None])
 
 
 def _into(body: bytes, name: str, member: bytes) -> Edit | None:
@@ -134,11 +130,11 @@ def _into(body: bytes, name: str, member: bytes) -> Edit | None:
     return _first_member(body, start, member) if body[start : start + 1] == b"{" else None
 
 
-def spliced(body: bytes, edits: dict[str, Edit]) -> bytes:
+def spliced(body: bytes, edits: Iterable[Edit]) -> bytes:
     """The body with those edits made."""
     parts: list[bytes] = []
     at = 0
-    for start, end, new in sorted(edits.values()):
+    for start, end, new in sorted(edits):
         parts += (body[at:start], new)
         at = end
     return b"".join((*parts, body[at:]))

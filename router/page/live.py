@@ -1,42 +1,53 @@
-"""What the page remembers of requests that ended: some decisions whole, thousands as lines of numbers, all as counts.
+"""What the page remembers of requests: some decisions whole, thousands as lines of numbers, all as counts.
 
-Model     of each second the first few decisions are kept with what they noted, and as many of those that are worth a
-          look: failed, late, overridden or asked about. A line of numbers is kept of every request that was placed by
-          estimates, and counts by path in steps of time. Everything is bounded, so it is kept whether or not somebody
-          watches: who opens the page because something went wrong wants to see what went before
+Model     of each second the first few decisions are kept with what they noted, from the moment of the choice, and as
+          many of those that ended and are worth a look: failed, late, overridden or asked about. A line of numbers is
+          kept of every request that was placed and ended, and counts by path in steps of time. All of it is bounded,
+          and kept whether or not somebody watches: who opens the page because something went wrong wants to see what
+          went before. `changes` counts what happened, so that each watcher is told what it has not seen
 Valid     one thread, the loop's. What a decision noted does not change, so any thread may work it out
-Blind to  requests under way: they are in the fleet's bookings
+Blind to  requests that wait in the router, until they are placed
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import msgspec
 
+from router.actions import Send
+from router.placing import Placement
 from router.receipts import Candidate, Receipt
 from router.receipts.writer import Detail, is_notable, was_late
 
 PER_SECOND = 4  # kept whole of each second, and as many again that are worth a look
-KEPT = 160  # whole decisions: some 3 MB with 64 replicas
+KEPT = 160  # whole decisions of either kind: some MB with 64 replicas
+OPEN = 80  # of those under way
 LINES = 4000
 STEP_S = 10
 STEPS = 90  # a quarter of an hour
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Decision:
-    """One that ended. number : in order of ending, from 1; choice : as it was when the request ended"""
+    """One request that was placed, or refused.
+
+    number : in order of being kept, from 1; stays the same
+    changed : `Live.changes` at its last change
+    choice : as it is now, or was when the request ended; None: placed without estimates, or not at all
+    """
 
     number: int
+    changed: int
     receipt: Receipt
     choice: Candidate | None
     detail: Detail | None
-    late: bool | None
-    notable: bool
+    answers: bool = False  # its first token came
+    late: bool | None = None
+    notable: bool = False
 
     def whole(self) -> Receipt:
         """Its receipt with every candidate; a copy, since another thread may be at the receipt itself."""
@@ -53,7 +64,7 @@ class Line(NamedTuple):
     expected_s to waited_s count from the choice, first_token_s and ended_s from the request's arrival
     """
 
-    number: int
+    change: int  # `Live.changes` when it ended
     arm: str  # "" outside an experiment
     policy: str
     path: str
@@ -76,49 +87,81 @@ class Step:
 
 
 class Live:
-    """Takes every request that ended. Reading it changes nothing."""
+    """Takes every placement and every end of a request."""
 
     def __init__(self) -> None:
-        self.ended_total = 0
+        self.changes = 0
         self.lines: deque[Line] = deque(maxlen=LINES)
         self.steps: deque[Step] = deque(maxlen=STEPS)
+        self._open: dict[int, Decision] = {}  # under way, by the identity of their receipts
         self._usual: deque[Decision] = deque(maxlen=KEPT)
         self._notable: deque[Decision] = deque(maxlen=KEPT)
+        self._numbers = count(1)
         self._second = 0
         self._taken = [0, 0]  # in this second: usual ones, notable ones
 
+    def placed(self, sent: Send) -> None:
+        """A request was sent to a replica, for the first time or once more."""
+        placement = sent.placement
+        if not isinstance(placement, Placement):
+            return
+        receipt, notes = placement.receipt, placement.notes
+        one = self._open.get(id(receipt))
+        if one is None:
+            at = receipt.arrived_at + (receipt.placed_s or 0.0)
+            if len(self._open) >= OPEN or not self._has_room(int(at), notable=False):
+                return
+            one = self._open[id(receipt)] = Decision(next(self._numbers), 0, receipt, None, None)
+        one.choice, one.detail = (None, None) if notes is None else (notes.chosen, notes)
+        one.changed = self._changed()
+
     def ended(self, receipt: Receipt, detail: Detail | None) -> None:
         """A request ended; detail : what its last decision noted, if it made one by estimates."""
-        self.ended_total += 1
+        change = self._changed()
+        one = self._open.pop(id(receipt), None)
         if receipt.reason is None and receipt.outcome == "client_error":
             return  # nothing was decided
         at = receipt.arrived_at + (receipt.ended_s or 0.0)
         choice, late = receipt.choice, was_late(receipt)
         self._count(at, "refused" if receipt.reason is None else "unknown" if choice is None else choice.path)
         if receipt.reason is not None and not receipt.override:
-            self.lines.append(_line(self.ended_total, receipt, choice, late))
+            self.lines.append(_line(change, receipt, choice, late))
         notable = late is True or is_notable(receipt)
-        if self._has_room(int(at), notable):
-            kept = self._notable if notable else self._usual
-            kept.append(Decision(self.ended_total, receipt, choice, detail, late, notable))
+        if one is None:
+            if not self._has_room(int(at), notable):
+                return
+            one = Decision(next(self._numbers), change, receipt, choice, detail)
+        one.changed, one.choice, one.detail, one.late, one.notable = change, choice, detail, late, notable
+        (self._notable if notable else self._usual).append(one)
+
+    def look(self) -> None:
+        """Notice which of those under way have got their first token, before somebody is told."""
+        for one in self._open.values():
+            if not one.answers and one.receipt.first_token_s is not None:
+                one.answers, one.changed = True, self._changed()
 
     def decisions(self, *, after: int = 0, most: int = KEPT) -> list[Decision]:
-        """Those kept whole that ended after the one of that number, in order; the last `most` of either kind."""
-        found = [one for kept in (self._usual, self._notable) for one in list(kept)[-most:] if one.number > after]
-        return sorted(found, key=lambda one: one.number)
+        """Those kept whole that changed after that change, in order; of those that ended, the last `most` of a kind."""
+        kept = chain(self._open.values(), list(self._usual)[-most:], list(self._notable)[-most:])
+        return sorted((one for one in kept if one.changed > after), key=lambda one: one.number)
 
     def find(self, number: int) -> Decision | None:
         """One by its number; None when it is not kept."""
-        return next((one for one in chain(self._usual, self._notable) if one.number == number), None)
+        kept = chain(self._open.values(), self._usual, self._notable)
+        return next((one for one in kept if one.number == number), None)
 
-    def lines_after(self, number: int) -> list[Line]:
-        """Lines of requests that ended after the one of that number, in order."""
+    def lines_after(self, change: int) -> list[Line]:
+        """Lines of requests that ended after that change, in order."""
         found: list[Line] = []
         for line in reversed(self.lines):
-            if line.number <= number:
+            if line.change <= change:
                 break
             found.append(line)
         return found[::-1]
+
+    def _changed(self) -> int:
+        self.changes += 1
+        return self.changes
 
     def _count(self, at: float, path: str) -> None:
         start = int(at) // STEP_S * STEP_S
@@ -135,9 +178,9 @@ class Live:
         return self._taken[notable] <= PER_SECOND
 
 
-def _line(number: int, receipt: Receipt, choice: Candidate | None, late: bool | None) -> Line:
+def _line(change: int, receipt: Receipt, choice: Candidate | None, late: bool | None) -> Line:
     return Line(
-        number,
+        change,
         receipt.arm or "",
         receipt.policy,
         "unknown" if choice is None else choice.path,

@@ -1,7 +1,8 @@
 """The page over HTTP: its files, a stream of what changes, and one decision opened.
 
-Model     who watches gets everything once, then each second the fleet and what ended since, as server-sent events. What
-          all of them get is made once. A watcher that does not read is cut off; with nobody watching nothing is made
+Model     who watches gets everything once, then each second the fleet and what happened since, as server-sent events.
+          What all of them get is made once. A watcher that does not read is cut off; with nobody watching nothing is
+          made
 Valid     behind the admin port, which says who may reach it. The page asks for nothing from elsewhere, runs no text of
           a request, and may not be framed
 """
@@ -25,7 +26,7 @@ from router.page.live import Live
 PERIOD_S = 1.0
 ARMS_EVERY_S = 5.0  # quantiles of thousands of lines
 POINTS = 600  # of expected and observed first tokens that a new watcher gets
-FIRST = 40  # decisions of either kind that a watcher gets at a time
+FIRST = 40  # decisions of either kind that a watcher gets at a time, beside those under way
 MOST_WATCHERS = 16
 SEND_S = 10.0  # a watcher that reads nothing for so long has gone
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -125,7 +126,7 @@ class Page:
             await response.prepare(request)
             while not self._closing.is_set():
                 event = _event(self._news(after))
-                after = self._live.ended_total
+                after = self._live.changes
                 async with asyncio.timeout(SEND_S):
                     await response.write(event)
                 await self._rest()
@@ -141,15 +142,15 @@ class Page:
             pass
 
     def _news(self, after: int | None) -> dict[str, Any]:
-        """Everything there is, or what ended after the request of that number."""
+        """Everything there is, or what came after that change."""
         live, first = self._live, after is None
+        live.look()
         lines = live.lines_after(after or 0)[-POINTS:]
         decisions = live.decisions(after=after or 0, most=FIRST)
         return {
             "run": self._run,
             "first": first,
             "can_edit": self._can_edit,
-            "ended_total": live.ended_total,
             "fleet": self._shared("fleet", self._period_s / 2, lambda: shown.fleet(self._fleet())),
             "arms": self._shared("arms", ARMS_EVERY_S, lambda: shown.arms(live.lines)),
             "decisions": [shown.decision(one) for one in decisions],

@@ -16,7 +16,7 @@ import numpy as np
 from router.page.live import Decision, Line, Live
 from router.receipts import Candidate, Receipt
 from router.receipts.writer import GOOD
-from router.study.bars import spans_of
+from router.study.bars import seconds, spans_of
 from router.study.explain import what_came, why
 
 REPLICA = (
@@ -52,6 +52,7 @@ def decision(one: Decision) -> dict[str, Any]:
     receipt, choice = one.receipt, one.choice
     return {
         "number": one.number,
+        "changed": one.changed,
         "id": receipt.request_id,
         "at": receipt.arrived_at + (receipt.placed_s or 0.0),
         "policy": receipt.policy,
@@ -117,10 +118,16 @@ def opened(one: Decision) -> dict[str, Any]:
         "probability": receipt.probability,
         "regret_s": receipt.regret_s,
         "why": why(receipt),
-        "what_came": what_came(receipt),
+        "what_came": what_came(receipt) if receipt.outcome is not None else _so_far(receipt),
         "candidates": [candidate(receipt.candidates[index]) for index in order],
         "shadows": [{"arm": each.arm, "replica": each.replica, "path": each.path} for each in receipt.shadows],
     }
+
+
+def _so_far(receipt: Receipt) -> str:
+    if receipt.first_token_s is None:
+        return "It waits for its first token."
+    return f"It is being answered; the first token came {seconds(receipt.first_token_s)} after it arrived."
 
 
 def _in_order(receipt: Receipt) -> list[int]:

@@ -49,6 +49,15 @@ class Shadow(msgspec.Struct):
     path: str
 
 
+class Resume(msgspec.Struct):
+    """A stream that lost its replica and was placed anew for the rest. Seconds from the request's arrival."""
+
+    replica: str  # that failed
+    broke_s: float
+    sent_tokens: int  # that the client had by then; the least it can be, where the engine tells no ids
+    went_on_s: float | None = None  # first token of the next replica; None: it brought none
+
+
 class Receipt(msgspec.Struct, kw_only=True):
     """One request. `None` is unknown. Times in seconds from arrival, except arrived_at (Unix time)."""
 
@@ -78,7 +87,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     outcome: str | None = None
     cause: str | None = None  # of a failure or a refusal
     status: int | None = None
-    first_token_s: float | None = None
+    first_token_s: float | None = None  # that the client saw, whatever became of its stream then
     ended_s: float | None = None
     output_tokens: int | None = None
     events: int | None = None  # of a stream, from its first token on: about one for each output token
@@ -98,6 +107,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     marks: list[str] = []  # of its first 1, 2, 3, 4, 6, 8, 12, ... blocks and of all; the same for the same tokens
     blocks: int | None = None  # of its chain: reusable blocks of the prompt, of block_tokens each
     block_tokens: int | None = None
+    resumes: list[Resume] = []  # in order; the last choice is that of the last one
+    not_resumed: str | None = None  # why a stream that broke did not go on; None where that was not asked
 
     @property
     def choice(self) -> Candidate | None:
@@ -112,9 +123,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     @property
     def waited_s(self) -> float | None:
         """First token as the last choice forecast it: from that choice on. None where nobody saw it."""
-        if self.first_token_s is None or self.placed_s is None:
-            return None
-        return self.first_token_s - self.placed_s
+        seen_s = self.resumes[-1].went_on_s if self.resumes else self.first_token_s
+        return None if seen_s is None or self.placed_s is None else seen_s - self.placed_s
 
     def summary(self) -> str:
         """The decision as one line of JSON, for the response header `x-tfirst-explain`."""

@@ -31,7 +31,7 @@ from router.receipts.schema import Receipt
 log = logging.getLogger(__name__)
 
 BEST = 4  # candidates named beside the chosen one where not all are
-PERIOD_S = 0.1  # between two looks at the ring: to wake the thread for every receipt would cost the loop more
+PERIOD_S = 0.1  # between two looks at the ring: woken for each, it would break into other requests every time
 PAUSE_S = 5e-5  # after each line, so that the loop never waits longer than a line for the interpreter
 BATCH_BYTES = 1 << 18  # written at once at most
 
@@ -198,10 +198,12 @@ def is_notable(receipt: Receipt) -> bool:
 def was_late(receipt: Receipt) -> bool | None:
     """Whether its first token came after its deadline, or the p99 it was expected within; None: nobody saw it."""
     waited_s, choice = receipt.waited_s, receipt.choice
-    if waited_s is None or receipt.first_token_s is None:
+    if receipt.first_token_s is None:
         return None
     if receipt.deadline_s is not None and receipt.first_token_s > receipt.deadline_s:
         return True
+    if waited_s is None:
+        return None
     return choice is not None and choice.first_token_p99_s is not None and waited_s > choice.first_token_p99_s
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from router.http.splice import Edit, spliced
 from router.prompts.scan import Span, finished, spans_of
 from router.resume.log import StreamLog
 from router.resume.reasons import WhyNot
@@ -27,6 +28,7 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _STRUCTURED = ("structured_outputs", "json_schema", "regex", "ebnf", "structural_tag")
 _GUIDED = tuple(f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar", "json_object"))
 _TRANSFER = ("kv_transfer_params", "bootstrap_host", "bootstrap_room")
+_OF_IDS = b"0123456789, \t\r\n"
 _MARKS_OF_THOUGHT = ("<think>", "</think>")
 _EDITED = frozenset(
     {"prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens"}
@@ -201,7 +203,7 @@ def continuation(path: str, body: bytes, log: StreamLog) -> Continuation:
         return Continuation(b"", rest)
     spans = finished(spans_of(body, _EDITED))
     edits = [*_limits(path, asked, spans, body, log, rest), *_prompt(path, spans, body, log)]
-    return Continuation(_spliced(body, edits), rest)
+    return Continuation(spliced(body, edits), rest)
 
 
 def _rest(path: str, asked: _Asked, log: StreamLog) -> Rest:
@@ -215,9 +217,6 @@ def _rest(path: str, asked: _Asked, log: StreamLog) -> Rest:
 
 def _limit(path: str, asked: _Asked) -> int | None:
     return _DEFAULT_COMPLETION_TOKENS if asked.limit is None and path == COMPLETIONS else asked.limit
-
-
-Edit = tuple[int, int, bytes]  # first byte to replace, the one after the last, and what comes there
 
 
 def _limits(path: str, asked: _Asked, spans: dict[str, Span], body: bytes, log: StreamLog, rest: Rest) -> list[Edit]:
@@ -270,27 +269,21 @@ def _set(body: bytes, spans: dict[str, Span], values: dict[str, bytes]) -> list[
     return [*edits, (front, front, new)] if new else edits
 
 
-def _spliced(body: bytes, edits: list[Edit]) -> bytes:
-    parts: list[bytes] = []
-    at = 0
-    for start, end, new in sorted(edits):
-        parts += (body[at:start], new)
-        at = end
-    return b"".join((*parts, body[at:]))
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_one_prompt(prompt: msgspec.Raw) -> bool:
+    """Whether it is one text, or one list of ids; decoding a long list only for that would hold the loop.
+
+    >>> [_is_one_prompt(msgspec.Raw(raw)) for raw in (b'"a"', b"[1, 2]", b"[]", b'["a"]', b"[[1]]")]
+    [True, True, False, False, False]
+    """
     raw = bytes(prompt)
-    if raw[:1] == b'"':
-        return True
-    try:
-        return bool(_ids.decode(raw))
-    except msgspec.MsgspecError:
-        return False
+    if raw[:1] != b"[":
+        return raw[:1] == b'"'
+    inside = raw[1:-1].strip()
+    return inside != b"" and not inside.translate(None, _OF_IDS)
 
 
 def _ends_with_beginning(text: str, stop: str) -> bool:

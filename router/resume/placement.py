@@ -12,11 +12,12 @@ from estimators.request import RequestFacts
 from router.resume.continuation import Rest
 
 
-def rest_as_request(first: RequestFacts, read: RequestFacts, rest: Rest) -> RequestFacts:
+def rest_as_request(first: RequestFacts, read: RequestFacts, rest: Rest, *, sent_tokens: int) -> RequestFacts:
     """Facts for the new placement.
 
     first : of the client's own request
     read : what the prompt reader says of the continuation's body
+    sent_tokens : output tokens that the client has
     """
     return replace(
         first,
@@ -29,4 +30,5 @@ def rest_as_request(first: RequestFacts, read: RequestFacts, rest: Rest) -> Requ
         tokenised=read.tokenised,
         max_tokens=read.max_tokens if rest is Rest.TEXT else 1,
         deadline_s=None,
+        sent_tokens=sent_tokens,
     )

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class WhyNot(StrEnum):
-    """Known from the request alone, down to CONTINUES; the rest shows in what was sent."""
+    """Known from the request alone, down to CONTINUES; from what was sent, down to TOO_OFTEN; then from the fleet."""
 
     BODY = "body"  # it cannot be read
     API = "api"  # not /v1/completions or /v1/chat/completions: Responses and Messages keep state of their own
@@ -31,3 +31,7 @@ class WhyNot(StrEnum):
     IDS_UNKNOWN = "ids_unknown"  # a prompt of ids goes on from ids alone, and the engine did not tell them
     STOP_AT_CUT = "stop_at_cut"  # what was sent ends with the beginning of a stop string
     SPACE_AT_EDGE = "space_at_edge"  # templates strip the white space around a message
+    TOO_OFTEN = "too_often"  # it has gone on, or was tried, as often as one request may
+    NO_REPLICA = "no_replica"  # no other one could take the rest
+    NO_BUDGET = "no_budget"  # for second attempts, of all requests together
+    REFUSED = "refused"  # a replica, or the router's reader, would not have the rest as a request

@@ -18,6 +18,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -125,6 +126,7 @@ class LoadPoller:
         self._started = False
         self._answers: deque[tuple[Polled, Answer | Exception]] = deque()  # come and not read
         self._stopped = False
+        self._probed = asyncio.Event()  # since `asked_all` looked last
 
     def watch(self, row: int, base_url: str, rank: str | None = None) -> None:
         """Observe `base_url` for `row`; several rows may share one URL, told apart by rank."""
@@ -147,6 +149,14 @@ class LoadPoller:
                     if endpoint in group:
                         group.remove(endpoint)
                 self._leave(endpoint)
+
+    async def asked_all(self) -> None:
+        """Return once every endpoint that is watched has answered its probe or missed one, or after `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                while any(not endpoint.up and not endpoint.misses for endpoint in self.endpoints.values()):
+                    self._probed.clear()
+                    await self._probed.wait()
 
     def start(self) -> None:
         self._started = True
@@ -336,12 +346,14 @@ class LoadPoller:
                 self._on_up(row, names)
         endpoint.up = True
         self._on_probe(endpoint.rows, None)
+        self._probed.set()
 
     def _missed(self, endpoint: Polled, health: Answer) -> None:
         endpoint.misses += 1
         reason = f"/health answered {health.status}" if health.status else health.body.decode(errors="replace")
         if not self._on_probe(endpoint.rows, reason):
             endpoint.up = False
+        self._probed.set()
 
     # Load
 

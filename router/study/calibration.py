@@ -4,7 +4,8 @@ Model     error is observed over expected first token, less 1, both from the las
           the median of its size. A quantile covers what came at or before it. Regret is the first token less what was
           expected of the best other candidate
 Valid     streamed answers that ended well and whose receipts hold an estimate
-Blind to  candidates that were not taken: nobody saw how they would have ended
+Blind to  candidates that were not taken: nobody saw how they would have ended; lines that are there only for what
+          became of their request
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Calibration:
 
 
 def calibration_of(receipts: Sequence[Receipt]) -> Calibration:
-    """Everything `tfirst receipts` shows."""
+    """Everything `tfirst receipts` shows, of the lines that stand for all requests."""
+    receipts = [one for one in receipts if one.sampled]
     outcomes: dict[str, int] = {}
     for receipt in receipts:
         outcomes[receipt.outcome or "unknown"] = outcomes.get(receipt.outcome or "unknown", 0) + 1

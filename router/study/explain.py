@@ -52,8 +52,12 @@ def what_came(receipt: Receipt) -> str:
         how += f" ({receipt.cause.replace('_', ' ')})"
     if receipt.tried:
         how += f", after failed attempts on {', '.join(receipt.tried)}"
+    how += "".join(f"; its stream broke on {one.replica} after {one.sent_tokens} tokens" for one in receipt.resumes)
+    if receipt.not_resumed:
+        how += f"; it did not go on elsewhere ({receipt.not_resumed.replace('_', ' ')})"
+    token = "first token of the rest" if receipt.resumes else "first token"
     if waited_s is None or choice is None:
-        return f"{how}; nobody saw its first token."
+        return f"{how}; nobody saw its {token}."
     over_s = waited_s - choice.expected_s
     against = "as expected"
     if abs(over_s) >= NOTICED_S:
@@ -66,7 +70,7 @@ def what_came(receipt: Receipt) -> str:
             if waited_s <= limit_s
         ]
         within = f", inside its {inside[0]}" if inside else ", beyond its p99"
-    return f"{how}; the first token came after {seconds(waited_s)}, {against}{within}{_regretted(receipt)}."
+    return f"{how}; the {token} came after {seconds(waited_s)}, {against}{within}{_regretted(receipt)}."
 
 
 def _not_placed(receipt: Receipt) -> str:

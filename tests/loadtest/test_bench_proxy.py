@@ -114,7 +114,7 @@ def test_what_a_stub_publishes_is_two_blocks_that_the_router_can_read() -> None:
 
 
 def test_a_router_with_events_gets_a_fleet_that_names_them(tmp_path: Path) -> None:
-    setting = Setting(tmp_path, [7001, 7002], None, 0, [8001, 8002])
+    setting = Setting(tmp_path, [7001, 7002], None, 0, publishers=[8001, 8002])
     *_, path, _, _ = command_of(Proxy("tfirst, events", OURS, events=True), setting, 9000)
     fleet = fleet_of(load_config(Path(path)))
     assert [(one.url, one.events) for one in fleet.replicas] == [

@@ -21,7 +21,8 @@ def an_admission(in_flight: int = 0, prefills: int = 0, **config: object) -> Adm
 
 
 def a_ticket(admission: Admission, work_s: float = 1.0, arrived_at_s: float = 0.0, **request: object) -> Ticket:
-    return admission.ticket(a_request(**request), "m", None, work_s=work_s, arrived_at_s=arrived_at_s)  # type: ignore[arg-type]
+    facts = a_request(**request)  # type: ignore[arg-type]
+    return admission.ticket(facts, "m", None, work_s=work_s, arrived_at_s=arrived_at_s, now_s=arrived_at_s)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,15 @@ def test_load_is_asked_for_where_engines_tell_it_in_whole_generations(request_: 
     assert (REQUEST_HEADER in sent.extra_headers) == asked
 
 
+def test_whoever_wants_to_know_is_told_of_every_attempt() -> None:
+    told: list[object] = []
+    decider = a_decider(Bench("A100", "A100"), placed=told.append)
+    first = only_send(decider.arrived(a_request(), 0.0))
+    decider.first_token(first, 0.5)
+    second = only_send(decider.failed(first, Cause.CONNECT, 0.6))
+    assert told == [first, second]
+
+
 def test_every_decision_is_timed_and_a_refusal_is_one() -> None:
     took: list[float] = []
     decider = a_decider(Bench("A100", say_models=0), took=took.append)

@@ -203,7 +203,7 @@ def test_the_directory_is_what_the_engines_hold_for_every_source_that_is_not_deg
     fleet.check()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(STEPS, st.booleans(), st.integers(1, 3), st.integers(1, 9))
 def test_what_is_forgotten_in_slices_is_believed_no_more_from_the_start(
     steps: list[Step], put: bool, at_once: int, sweep_every: int
@@ -214,11 +214,12 @@ def test_what_is_forgotten_in_slices_is_believed_no_more_from_the_start(
         other.step(*step)
         if number % sweep_every == 0:
             fleet.directory.sweep()
-        if number % 4 == 0:
+        if number % 8 == 0:
             fleet.check()
     fleet.check()
     while fleet.directory.sweep():
-        fleet.check()
+        pass
+    fleet.check()
     ours, theirs = fleet.directory.stats(), other.directory.stats()
     assert (ours.blocks, ours.engine_hashes, ours.totals) == (theirs.blocks, theirs.engine_hashes, theirs.totals)
 

@@ -382,3 +382,34 @@ async def test_a_client_that_nobody_trusts_may_not_choose_the_policy() -> None:
         async with client.post(f"{router.traffic}/v1/completions", json=body, headers=fields) as response:
             assert response.status == 403
             assert "may not choose the policy" in (await response.json())["error"]["message"]
+
+
+class LateEngine(Engine):
+    """One that answers its probes once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self.asked.set()
+        await self.answers.wait()
+        return web.Response()
+
+
+async def test_the_first_request_after_a_start_is_not_refused_because_nobody_was_asked_yet() -> None:
+    engine = LateEngine()
+    async with TestServer(engine.app()) as server, aiohttp.ClientSession() as client:
+        fleet = Fleet(replicas=[ReplicaSpec(name="a", url=str(server.make_url("")).rstrip("/"))])
+        gateway = Gateway(RouterConfig(host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0), fleet)
+        starting = asyncio.create_task(gateway.start())
+        try:
+            await engine.asked.wait()
+            assert not starting.done()
+            engine.answers.set()
+            await starting
+            assert await Running(gateway, client).complete() == "a"
+        finally:
+            engine.answers.set()
+            await starting
+            await gateway.stop()

@@ -119,6 +119,8 @@ BY_DESIGN = {
     "_fleet",
     "_key",
     "_from_store",
+    "_numbers",
+    "_moved",
 }  # numbers of rows and links, all fixed
 
 

@@ -596,3 +596,14 @@ async def test_a_shared_socket_goes_on_for_those_who_stay_and_ends_with_the_last
             for row, left in ((0, True), (1, False)):
                 found.sources.removed(row)
                 assert (address in found.sources.shared) is left
+
+
+async def test_what_a_replica_held_that_was_cleared_is_swept_by_and_by() -> None:
+    blocks = list(range(1, 20_001))  # more than is forgotten in one stretch
+    async with following(a_fleet(a_replica("r0")), grace_s=0.02) as router:
+        router.directory.add_routed(0, MODEL, len(blocks))
+        router.directory.sent(0, blocks, 1.0)
+        router.directory.clear(0)
+        assert router.directory.match(blocks).hbm_blocks.tolist() == [0]
+        assert router.directory.stats().engine_hashes == len(blocks)
+        await until(lambda: router.directory.stats().engine_hashes == 0)

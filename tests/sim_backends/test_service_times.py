@@ -122,3 +122,12 @@ def test_a_slow_replica_takes_longer_for_everything() -> None:
         return output.at_s
 
     assert first_token_s(slow) == pytest.approx(2.5 * first_token_s(healthy))
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.2])
+def test_a_slow_engine_takes_as_many_times_longer_for_steps_one_by_one_and_in_a_row(jitter: float) -> None:
+    healthy, slow = times(jitter=jitter), times(jitter=jitter)
+    slow.slow_factor = 4.0
+    assert decode_s(slow, 8, 4000) == pytest.approx(4.0 * decode_s(healthy, 8, 4000), rel=1e-12)
+    row = [model.decode_ends_s(0.0, 5, decoding=8, kv_tokens_read=32000) for model in (healthy, slow)]
+    assert row[1] == pytest.approx([4.0 * end_s for end_s in row[0]], rel=1e-12)

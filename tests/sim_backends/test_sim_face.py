@@ -435,3 +435,19 @@ async def test_links_get_slower_and_the_slowest_word_on_the_shared_one_holds() -
             async with client.session.delete(url + "/sim/faults") as response:
                 assert response.status == 200
         assert [link.rate_bytes_per_s for link in links] == [store, first, second]
+
+
+async def test_steps_get_slower_and_are_well_again_once_the_fault_is_off() -> None:
+    async with serving("A100") as client:
+        await client.set_faults(step_factor=1e5)
+        asked = asyncio.ensure_future(client.post("/v1/completions", BODY))
+        await client.until(lambda: client.engine.running)
+        assert client.engine.due_s - time.monotonic() > 5.0  # a step of such a prompt takes a millisecond
+        asked.cancel()
+        with suppress(asyncio.CancelledError):
+            await asked
+        await client.post("/sim/restart", {})
+        async with client.session.delete(client.url + "/sim/faults") as response:
+            assert response.status == 200
+        status, _ = await client.post("/v1/completions", BODY)
+        assert status == 200

@@ -26,7 +26,7 @@ export function showArms(arms, experiment) {
     ? `Experiment ${experiment.name}, assigned by ${experiment.assign_by}. The last few thousand requests; which arm is better is for tfirst ab to say.`
     : "No experiment runs; this is what the last few thousand requests saw.";
   say(document.getElementById("arms-words"), words);
-  const named = arms.map((arm) => node("th", { scope: "col", class: "number" }, arm.name || "all requests"));
+  const named = arms.map((arm) => node("th", { scope: "col", class: "number" }, arm.name || (experiment ? "in no arm" : "all requests")));
   document.getElementById("arms-head").replaceChildren(node("tr", {}, node("td"), ...named));
   const rows = ROWS.filter(([name]) => experiment || name !== "Share meant").map(([name, value]) =>
     node("tr", {}, node("th", { scope: "row" }, name), ...arms.map((arm) => node("td", { class: "number" }, value(arm, shares)))));

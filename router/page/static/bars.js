@@ -57,11 +57,11 @@ export function legend() {
   const rect = (kind, y, height) => node("svg:rect", { class: kind, x: 0, y, width: 18, height });
   return [
     entry("queue", rect("queue", 1, 5)),
-    entry("fetch over the network", rect("fetch", 6, 5)),
-    entry("from own host or disk", rect("bring", 6, 5)),
+    entry("fetch, network", rect("fetch", 6, 5)),
+    entry("fetch, own link", rect("bring", 6, 5)),
     entry("compute", rect("compute", 0, 12)),
     entry("p90", node("svg:path", { class: "whisker", d: "M0 6H16M16 2V10" })),
-    entry("first token came", node("svg:svg", { y: -2 }, diamond("50%"))),
+    entry("observed", node("svg:svg", { y: -2 }, diamond("50%"))),
   ];
 }
 

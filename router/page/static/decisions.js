@@ -35,8 +35,8 @@ export class Decisions {
   }
 
   take(decisions) {
-    const known = new Set(this.kept.map((one) => one.number));
-    this.kept.push(...decisions.filter((one) => !known.has(one.number)));
+    const changed = new Set(decisions.map((one) => one.number));
+    this.kept = this.kept.filter((one) => !changed.has(one.number)).concat(decisions);
     this.kept.sort((one, other) => other.number - one.number);
     const left = { true: KEPT, false: KEPT };
     this.kept = this.kept.filter((one) => left[one.notable]-- > 0);
@@ -56,12 +56,7 @@ export class Decisions {
     }
     for (const one of listed) {
       if (!this.rows.has(one.number)) this.rows.set(one.number, this.row(one));
-      const row = this.rows.get(one.number);
-      const cell = row.querySelector(".bar");
-      if (one.chosen && cell.dataset.end !== String(end)) {
-        cell.dataset.end = end;
-        cell.replaceChildren(bar(one.chosen, end, one.waited_s));
-      }
+      fill(this.rows.get(one.number), one, end);
     }
     this.arrange();
     say(document.getElementById("list-note"), this.note(listed));
@@ -78,7 +73,7 @@ export class Decisions {
   }
 
   note(listed) {
-    if (!listed.length) return this.which.value === "all" ? "No request has ended yet." : "None of the kept decisions failed, was late or was asked about.";
+    if (!listed.length) return this.which.value === "all" ? "No request has come yet." : "None of the kept decisions failed, was late or was asked about.";
     if (listed.every((one) => !one.chosen)) return "This rule reads no estimates and nobody else asked for them, so there is nothing to draw. With --receipts the router estimates always.";
     return "A few of each second are shown. Open one to see every candidate and why.";
   }
@@ -86,14 +81,7 @@ export class Decisions {
   row(one) {
     const button = node("button", { type: "button", class: "plain", "aria-expanded": "false", title: one.id }, one.id);
     button.addEventListener("click", () => (this.open === one.number ? this.close() : this.load(one, button)));
-    const flag = one.outcome !== "ok" ? words(one.cause ?? one.outcome) : one.late ? "late" : "";
-    const taken = one.chosen ? `${one.chosen.replica} · ${one.chosen.path}` : one.outcome === "refused" ? "refused" : "–";
-    const marks = flag ? node("small", { class: one.outcome === "ok" || one.outcome === "cancelled" ? "warn" : "bad" }, ` ${flag}`) : null;
-    return node("tr", {},
-      node("td", {}, button),
-      node("td", { title: taken }, taken, marks),
-      node("td", { class: "bar" }),
-      node("td", { class: "number" }, one.waited_s === null ? "–" : seconds(one.waited_s)));
+    return node("tr", {}, node("td", {}, button), node("td"), node("td", { class: "bar" }), node("td", { class: "number" }));
   }
 
   // One of them, opened
@@ -120,7 +108,8 @@ export class Decisions {
     this.open = number;
     for (const [each, row] of this.rows) {
       const here = each === number;
-      row.toggleAttribute("aria-current", here);
+      if (here) row.setAttribute("aria-current", "true");
+      else row.removeAttribute("aria-current");
       row.querySelector("button").setAttribute("aria-expanded", String(here));
     }
   }
@@ -145,6 +134,26 @@ export class Decisions {
     this.panel.hidden = false;
     title.focus({ preventScroll: matchMedia("(min-width: 1100px)").matches });
   }
+}
+
+/** What changes about a request until it has ended; drawn anew only where something did, or the axis is another. */
+function fill(row, one, end) {
+  const drawn = `${one.changed} ${end}`;
+  if (row.dataset.drawn === drawn) return;
+  row.dataset.drawn = drawn;
+  const [, taken, picture, came] = row.children;
+  const where = one.chosen ? `${one.chosen.replica} · ${one.chosen.path}` : one.outcome === "refused" ? "refused" : "–";
+  const [level, flag] = flagOf(one);
+  taken.title = where;
+  taken.replaceChildren(where, ...(flag ? [node("small", { class: level }, ` ${flag}`)] : []));
+  picture.replaceChildren(...(one.chosen ? [bar(one.chosen, end, one.waited_s)] : []));
+  say(came, one.waited_s !== null ? seconds(one.waited_s) : one.outcome === null ? "waiting" : "–");
+}
+
+function flagOf(one) {
+  if (one.outcome === null) return ["faint", one.attempts > 1 ? `under way, attempt ${one.attempts}` : "under way"];
+  if (one.outcome === "ok") return ["warn", one.late ? "late" : ""];
+  return [one.outcome === "cancelled" ? "warn" : "bad", words(one.cause ?? one.outcome)];
 }
 
 function candidateTable(one) {

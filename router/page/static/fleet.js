@@ -108,8 +108,8 @@ export class FleetTable {
     const kind = node("small");
     const state = node("td", { class: "state" });
     const [work, fill] = [bare("work"), bare("fill")];
-    const booked = node("td", { class: "number", "data-name": "booked" });
-    const decoding = node("td", { class: "number", "data-name": "decoding" });
+    const booked = node("td", { class: "number booked", "data-name": "booked" });
+    const decoding = node("td", { class: "number decoding", "data-name": "decoding" });
     const events = node("td", { class: "events", "data-name": "events" });
     const seen = node("td", { class: "number", "data-name": "load seen" });
     const button = node("button", { type: "button" });
@@ -136,7 +136,8 @@ export function summaryOf(fleet) {
   const bad = fleet.replicas.filter((_, index) => states[index].level === "bad").map((one) => one.name);
   const up = usable === total ? `All ${some(total, "replica")} up` : `${usable} of ${some(total, "replica")} in use`;
   const trouble = bad.length ? `, in trouble: ${bad.slice(0, 3).join(", ")}${bad.length > 3 ? ` and ${bad.length - 3} more` : ""}` : "";
-  return { level: bad.length ? "bad" : "good", words: `${up}${trouble} · ${count(fleet.in_flight)} in flight · ${count(fleet.queued)} waiting · policy ${fleet.policy}` };
+  const rule = fleet.experiment ? `experiment ${fleet.experiment.name}` : `policy ${fleet.policy}`;
+  return { level: bad.length ? "bad" : "good", words: `${up}${trouble} · ${count(fleet.in_flight)} in flight · ${count(fleet.queued)} waiting · ${rule}` };
 }
 
 function bare(kind) {

@@ -97,6 +97,8 @@ def what_if(
     ------
     ConfigError : too few usable receipts, or there is no such policy.
     """
+    if not all(receipt.sampled for receipt in receipts):
+        raise ConfigError("these receipts leave requests out (receipts: others: none), so no queue can be played again")
     requests = usable(receipts)
     if len(requests) < LEAST_REQUESTS:
         raise ConfigError(

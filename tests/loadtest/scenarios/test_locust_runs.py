@@ -12,9 +12,7 @@ import re
 import socket
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,72 +20,13 @@ import pytest
 
 from loadtest.compare import STARTS_LOCUST, main, named_url, scenario_files
 from loadtest.scenarios.goodput import Run
+from tests.loadtest.scenarios.servers import a_server, busy, cut
 
 ROOT = Path(__file__).parents[3]
 WITHOUT_LOCUST = "locust is not installed: pip install 'tfirst[locust]'"
 needs_locust = pytest.mark.skipif(importlib.util.find_spec("locust") is None, reason=WITHOUT_LOCUST)
 
-EVENT = 'data: {"choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
-END = (
-    'data: {"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":2,'
-    '"prompt_tokens_details":{"cached_tokens":10}}}'
-    "\n\ndata: [DONE]\n\n"
-)
 SHORT = ["--warm-up-s", "0", "--size", "0.02"]
-
-
-def chunked(text: str) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(text), text.encode())
-
-
-@dataclass
-class Server:
-    """Answers /v1/models, and every POST by `write`. bodies, heads : what it was sent"""
-
-    write: Callable[[asyncio.StreamWriter], None]
-    url: str = ""
-    bodies: list[dict[str, object]] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while not writer.is_closing():
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
-                body = await reader.readexactly(int(length[1]) if length else 0)
-                if head.startswith("GET"):
-                    writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 22\r\n\r\n{"data":[{"id":"it"}]}')
-                    continue
-                self.heads.append(head)
-                self.bodies.append(json.loads(body))
-                self.write(writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-
-def whole(writer: asyncio.StreamWriter) -> None:
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    writer.write(head + chunked(EVENT) + chunked(EVENT) + chunked(END) + b"0\r\n\r\n")
-
-
-def cut(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(EVENT))
-    writer.close()
-
-
-def busy(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\nnot today")
-
-
-@asynccontextmanager
-async def a_server(write: Callable[[asyncio.StreamWriter], None] = whole) -> AsyncIterator[Server]:
-    server = Server(write)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    async with listening:
-        yield server
 
 
 async def locust(name: str, url: str, *options: str) -> tuple[int, str, str]:
@@ -172,6 +111,22 @@ async def test_a_target_that_names_no_model_ends_the_run_with_a_sentence() -> No
 
 @needs_locust
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("host", "options", "said"),
+    [
+        ("127.0.0.1:9", ["--model", "m"], "--host http://HOST:PORT"),
+        ("http://127.0.0.1:9", ["--model", "m", "--trace", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+async def test_a_run_that_cannot_be_made_ends_with_a_sentence(host: str, options: list[str], said: str) -> None:
+    status, out, err = await locust("replay_trace", host, "--headless", *options)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+@needs_locust
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mix", "chat", "rag", "agents", "tenants"])
 async def test_users_of_a_closed_loop_ask_again_and_carry_their_history(name: str, tmp_path: Path) -> None:
     result = tmp_path / "run.json"
@@ -179,11 +134,25 @@ async def test_users_of_a_closed_loop_ask_again_and_carry_their_history(name: st
     async with a_server() as server:
         status, _, err = await locust(name, server.url, *options)
     assert status == 0, err
-    firsts = [body["messages"][0]["content"] for body in server.bodies]  # type: ignore[index]
+    firsts = [body["messages"][0]["content"] for body in server.bodies]
     assert all(text.startswith("xy ") for text in firsts)
-    longest = max(len(body["messages"]) for body in server.bodies)  # type: ignore[arg-type]
+    longest = max(len(body["messages"]) for body in server.bodies)
     assert longest >= 4 or name == "rag"
     assert any("x-tenant: batch" in head.lower() for head in server.heads) == (name == "tenants")
+
+
+@needs_locust
+@pytest.mark.slow
+async def test_samples_of_all_workers_come_together_and_their_users_differ(tmp_path: Path) -> None:
+    result = tmp_path / "run.json"
+    options = ["--headless", "--processes", "2", "-u", "8", "-r", "8", "-t", "4", "--result", str(result), *SHORT]
+    async with a_server() as server:
+        status, _, err = await locust("chat", server.url, *options)
+    assert status == 0, err
+    run = msgspec.json.decode(result.read_bytes(), type=Run)
+    assert len(run.samples) == len(server.bodies) >= 8
+    questions = [body["messages"][-1]["content"] for body in server.bodies]
+    assert len(set(questions)) == len(questions)
 
 
 @needs_locust
@@ -210,7 +179,7 @@ async def test_two_addresses_are_compared_in_one_command(capfd: pytest.CaptureFi
     assert status == 0
     assert re.search(r"^ +well +ill +change$", out, re.MULTILINE)
     assert re.search(r"^within deadlines +100% +0\.0% +-100%$", out, re.MULTILINE)
-    salts = {body["messages"][0]["content"][:8] for server in (one, other) for body in server.bodies}  # type: ignore[index]
+    salts = {body["messages"][0]["content"][:8] for server in (one, other) for body in server.bodies}
     assert len(salts) == 2
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from estimators.first_token import Discipline
 from estimators.paths import Path
+from estimators.view import spare_name
 from router.actions import Aside, Cause, Ended, Hint, Hold, Means, Send, Withdraw
 from router.admission import AdmissionConfig
 from router.decider import TimedDecider
@@ -302,3 +303,31 @@ def test_who_could_go_but_waits_for_a_full_replica_says_for_which_and_how(told_p
     assert isinstance(hold, Hold)
     assert (hold.row, hold.path) == (1, Path.PEER if told_peer else Path.RECOMPUTE)
     assert hold.source == ("h20-0" if told_peer else None)
+
+
+def test_a_replica_that_comes_is_told_and_one_that_left_is_not() -> None:
+    fleet = told_peer()
+    nobody = Listener(spare_name(2), ToldSpec(), "", 0)
+    fleet.directions.renew([*fleet.directions.listeners[:2], nobody])
+    assert fleet.bench.view.told is not None
+    assert fleet.bench.view.told.peer.tolist() == [True, True, False]
+    fleet.directions.renew(
+        [*fleet.directions.listeners[:2], Listener("a100-2", ToldSpec(peer="header"), "10.0.0.9", 1)]
+    )
+    assert fleet.bench.view.told.peer.tolist() == [True, True, True]
+    assert fleet.send().extra_headers == [(b"x-kv-cache-source-host-port", b"10.0.0.9:1")]
+
+
+def test_who_did_not_listen_rests_but_whoever_takes_its_row_does_not() -> None:
+    fleet = told_peer()
+    for _ in range(MOST_FAILURES):
+        fleet.directions.reported(Hint(Means.HEADER, a_request(), 0), "failed", 1.0)
+    fleet.directions.look(1.0)
+    assert fleet.bench.view.told is not None
+    assert fleet.bench.view.told.peer.tolist() == [False, True, True]
+    same = fleet.directions.listeners
+    fleet.directions.renew(list(same))  # somebody else came: this one goes on resting
+    fleet.directions.look(1.0)
+    assert fleet.bench.view.told.peer.tolist() == [False, True, True]
+    fleet.directions.renew([Listener("new", ToldSpec(peer="header"), "10.0.0.7", 8000), *same[1:]])
+    assert fleet.bench.view.told.peer.tolist() == [True, True, True]

@@ -21,6 +21,7 @@ from router.actions import Action, Cause, Ended, Hold, Refuse, Send
 from router.http.contract import Limits, TimeOuts
 from router.http.head import RequestHead
 from router.http.server import TrafficPort
+from router.resume.reasons import WhyNot
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 PATIENCE_S = 20.0  # an event that has not come by then will not come
@@ -192,11 +193,13 @@ class Decisions:
 
     arrival : what `arrived` returns instead
     on_failure : what `failed` returns, call by call: a url to go to, a refusal, or nothing
+    on_break : where the rest of a broken stream goes, call by call
     """
 
     urls: list[str] = field(default_factory=list)
     arrival: list[Action] | None = None
     on_failure: list[str | Refuse] = field(default_factory=list)
+    on_break: list[str] = field(default_factory=list)
     explain: str | None = None
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     heard: list[tuple[Any, ...]] = field(default_factory=list)
@@ -228,6 +231,12 @@ class Decisions:
             return []
         then = self.on_failure.pop(0)
         return [then] if isinstance(then, Refuse) else [self._send(sent.request, then, sent.attempt + 1)]
+
+    def broke(self, sent: Send, rest: RequestFacts | WhyNot, now_s: float) -> list[Action]:
+        self._close(sent, "broke", rest)
+        if isinstance(rest, WhyNot) or not self.on_break:
+            return []
+        return [self._send(rest, self.on_break.pop(0), sent.attempt + 1)]
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         self._close(sent, "cancelled")

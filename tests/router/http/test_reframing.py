@@ -54,14 +54,14 @@ def unchunked(data: bytes) -> bytes:
 def test_what_comes_out_is_the_body_in_whatever_pieces_it_went_in(at: list[int], swallows: bool, chunked: bool) -> None:
     body = TOKEN + USAGE + TOKEN + DONE + b"data: unfinished"
     ends = sorted({0, *(end for end in at if end < len(body)), len(body)})
-    reframer = Reframer(chunked=chunked, swallower=UsageSwallower() if swallows else None)
+    reframer = Reframer(chunked=chunked, filter_=UsageSwallower() if swallows else None)
     out = b"".join(reframer.feed(body[start:end]) for start, end in pairwise(ends))
     out += reframer.end()
     assert (unchunked(out) if chunked else out) == (body.replace(USAGE, b"") if swallows else body)
 
 
 def test_of_a_body_that_breaks_everything_passes_but_no_end() -> None:
-    reframer = Reframer(chunked=True, swallower=UsageSwallower())
+    reframer = Reframer(chunked=True, filter_=UsageSwallower())
     assert reframer.feed(TOKEN + b"data: hal") + reframer.rest() == chunk(TOKEN) + chunk(b"data: hal")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,6 +96,57 @@ def test_what_says_more_about_the_body_is_another_head(more: bytes) -> None:
         except RequestUnacceptable as exc:
             outcomes.append((exc.status, exc.kind))
     assert outcomes[0] == outcomes[1]
+
+
+_PIECES = (
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b"\0",
+    b"Content-Length: 3\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b" ",
+    b"0",
+    b"-",
+    b",",
+    b":",
+)
+
+
+def what_comes_of(parts: list[bytes], *, compares: bool) -> list[object]:
+    """All that an owner can see, part by part."""
+    assembler, seen = RequestAssembler(Limits(max_body_bytes=50)), list[object]()
+    if not compares:
+        assembler._known._tries = 0
+    try:
+        for part in parts:
+            assembler.feed(part)
+            seen += [assembler.begun, assembler.unfinished, assembler.head_done, assembler.pending_bytes]
+            seen += taken(assembler)
+    except RequestUnacceptable as exc:
+        seen += [exc.status, str(exc)]
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_requests_are_read_or_refused_as_if_nothing_had_come_before(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(400):
+        parts = [a_request(b"hello world!", fields=b"Connection: keep-alive\r\n")]
+        for _ in range(chance.randint(1, 3)):
+            size = chance.choice((0, 5, 12, 40, 51, 10**16))
+            damaged = bytearray(
+                a_request(b"z" * min(size, 60), fields=b"Connection: keep-alive\r\n", length=b"%d" % size)
+            )
+            for _ in range(chance.choice((0, 0, 1, 2))):
+                place = chance.randrange(len(damaged))
+                if chance.random() < 0.6:
+                    damaged[place:place] = chance.choice(_PIECES)
+                else:
+                    del damaged[place : place + chance.randint(1, 4)]
+            cut = chance.randint(0, len(damaged))
+            parts += [bytes(damaged[:cut]), bytes(damaged[cut:])]
+        assert what_comes_of(parts, compares=True) == what_comes_of(parts, compares=False), parts
 
 
 def test_a_body_that_is_too_large_is_refused_behind_a_known_head_too() -> None:

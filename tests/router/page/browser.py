@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: Debian's package is `chromium`")
 KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, "")}
@@ -133,7 +133,8 @@ class Browser:
         if selector is not None:
             box = await self.ask(
                 f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect(); return {{"
-                "x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height, scale: 1}; })()"
+                " x: box.x + scrollX - 8, y: box.y + scrollY - 8, width: box.width + 16, height: box.height + 16,"
+                " scale: 1}; })()"
             )
             clip = {"clip": box, "captureBeyondViewport": True}
         shot = await self.call("Page.captureScreenshot", format="png", **clip)
@@ -173,6 +174,7 @@ async def _page(session: aiohttp.ClientSession, port: int) -> AsyncIterator[Brow
         listening = asyncio.create_task(browser.listen())
         for domain in ("Page", "Runtime", "Log", "Accessibility"):
             await browser.call(f"{domain}.enable")
+        await browser.call("Emulation.setScrollbarsHidden", hidden=True)  # pictures are of the page alone
         yield browser
         await socket.close()
         await listening

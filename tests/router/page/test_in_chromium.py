@@ -139,6 +139,19 @@ async def test_nothing_is_wider_than_the_screen(browser: Browser, width: int) ->
         assert await browser.ask("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [320, 390, 1100])
+async def test_nothing_lies_on_top_of_something_else(browser: Browser, width: int) -> None:
+    async with shown(browser, sixty_four, some_decisions()):
+        await browser.size(width, 800, phone=width < 700)
+        covered = await browser.ask(
+            "[...document.querySelectorAll('tbody tr')].flatMap((row) => { const boxes = [...row.children]"
+            ".filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect());"
+            " return boxes.filter((one, index) => boxes.slice(index + 1).some((other) => one.left < other.right - 1"
+            " && other.left < one.right - 1 && one.top < other.bottom - 1 && other.top < one.bottom - 1)); }).length"
+        )
+        assert covered == 0
+
+
 async def test_on_a_phone_what_can_be_pressed_is_large_enough_for_a_finger(browser: Browser) -> None:
     async with shown(browser, sixty_four, some_decisions()):
         await browser.size(390, 844, phone=True)

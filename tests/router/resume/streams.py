@@ -26,3 +26,21 @@ def delta(content: dict[str, Any], *, finish: str | None = None, name: str = "on
 
 
 DONE = b"data: [DONE]\n\n"
+
+
+def told(stream: bytes) -> tuple[str, str, dict[str, int], int, int, int]:
+    """What a client makes of a stream: text, reason, usage, names, end markers, roles."""
+    text, reason, roles = "", "", 0
+    usage: dict[str, int] = {}
+    names: set[str] = set()
+    for line in stream.split(b"\n\n"):
+        if line in (b"", b"data: [DONE]"):
+            continue
+        event = json.loads(line.removeprefix(b"data: "))
+        names.add(f"{event['id']} {event['created']} {event['model']}")
+        for choice in event["choices"]:
+            text += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            roles += "role" in choice.get("delta", {})
+            reason += choice["finish_reason"] or ""
+        usage = {key: value for key, value in (event.get("usage") or usage).items() if isinstance(value, int)}
+    return text, reason, usage, len(names), stream.count(b"[DONE]"), roles

@@ -217,7 +217,7 @@ def test_white_space_is_no_reason_where_the_template_keeps_it() -> None:
 def test_the_rest_is_placed_by_its_own_prompt_and_for_the_same_client() -> None:
     first = RequestFacts("r", "m", prompt_tokens=32, chain=[1], tenant="t", session="s", deadline_s=0.5, max_tokens=99)
     read = RequestFacts("other", "m", prompt_tokens=64, chain=[1, 2, 3], max_tokens=67)
-    placed = rest_as_request(first, read, Rest.TEXT)
+    placed = rest_as_request(first, read, Rest.TEXT, sent_tokens=3)
     assert (placed.request_id, placed.tenant, placed.session, placed.deadline_s) == ("r", "t", "s", None)
     assert (placed.prompt_tokens, placed.chain, placed.max_tokens) == (64, [1, 2, 3], 67)
-    assert rest_as_request(first, read, Rest.FINISH).max_tokens == 1
+    assert rest_as_request(first, read, Rest.FINISH, sent_tokens=3).max_tokens == 1

@@ -16,6 +16,7 @@ from router.resume.events import DONE_EVENT
 from router.resume.log import ResumeConfig, StreamLog
 from router.resume.stitcher import Stitcher
 from tests.router.resume import engine
+from tests.router.resume.streams import told
 
 USAGE = {"include_usage": True}
 _DETAILS = re.compile(rb'"prompt_tokens_details":(null|\{"cached_tokens":\d+\})')
@@ -128,24 +129,6 @@ def test_neither_do_several_cuts_with_any_pieces(body: bytes, cuts: list[int], s
     whole = engine.stream(body, name="r0", tells_ids=True, joined=joined)
     seen = joined_over(body, cuts, tells_ids=True, joined=joined, splits=tuple(splits))
     assert told(seen) == told(whole)
-
-
-def told(stream: bytes) -> tuple[str, str, dict[str, int], int, int, int]:
-    """What a client makes of a stream: text, reason, usage, names, end markers, roles."""
-    text, reason, roles = "", "", 0
-    usage: dict[str, int] = {}
-    names: set[str] = set()
-    for line in stream.split(b"\n\n"):
-        if line in (b"", b"data: [DONE]"):
-            continue
-        event = json.loads(line.removeprefix(b"data: "))
-        names.add(f"{event['id']} {event['created']} {event['model']}")
-        for choice in event["choices"]:
-            text += choice["text"] if "text" in choice else choice["delta"].get("content", "")
-            roles += "role" in choice.get("delta", {})
-            reason += choice["finish_reason"] or ""
-        usage = {key: value for key, value in (event.get("usage") or usage).items() if isinstance(value, int)}
-    return text, reason, usage, len(names), stream.count(b"[DONE]"), roles
 
 
 def test_a_counted_prompt_makes_usage_exact_where_events_join_tokens() -> None:

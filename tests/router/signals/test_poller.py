@@ -543,3 +543,30 @@ async def test_a_rank_that_joins_an_endpoint_that_is_up_is_up_at_once() -> None:
         await rounds(poller, 1)
         poller.watch(1, url, "1")
     assert heard.ups == [(0, ("m1", "ad-1")), (1, ("m1", "ad-1"))]
+
+
+async def test_all_are_asked_once_each_has_answered_or_missed_a_probe() -> None:
+    well, ill, heard = Engine(), Engine(), Heard()
+    ill.health = 500
+    async with well.serving() as one, ill.serving() as other, a_poller(heard, period_s=60.0) as poller:
+        poller.start()
+        poller.watch(0, one)
+        poller.watch(1, other)
+        await poller.asked_all()
+        assert [row for row, _ in heard.ups] == [0]
+        assert (heard.answers[0], heard.misses[1]) == (1, 1)
+
+
+async def test_nobody_is_waited_for_longer_than_for_one_answer() -> None:
+    silent, heard = Engine(), Heard()
+    silent.health = None
+    async with silent.serving() as url, a_poller(heard, timeout_s=0.05) as poller:
+        poller.start()
+        poller.watch(0, url)
+        await poller.asked_all()
+        assert not heard.ups
+
+
+async def test_with_nobody_to_ask_all_are_asked() -> None:
+    async with a_poller(Heard()) as poller:
+        await poller.asked_all()

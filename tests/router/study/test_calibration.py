@@ -59,6 +59,12 @@ def test_failed_cancelled_and_unstreamed_requests_are_counted_but_judge_no_estim
     assert found.outcomes == {"failed": 1, "ok": 2, "refused": 1}
 
 
+def test_lines_that_are_there_for_what_became_of_their_request_do_not_count() -> None:
+    receipts = lognormal_receipts(50)
+    late = [a_receipt(900 + n, first_token_s=99.0, late=True, sampled=False) for n in range(50)]
+    assert calibration_of(receipts + late) == calibration_of(receipts)
+
+
 def test_regret_is_told_by_arm_and_unknown_where_there_was_no_other_candidate() -> None:
     receipts = [a_receipt(index, arm="a", regret_s=value) for index, value in enumerate((-0.1, 0.2, 0.5))]
     receipts += [a_receipt(9, arm="b")]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from router.cli.explain import show
 from router.cli.main import main
-from router.receipts import Receipt
+from router.receipts import Receipt, Resume
 from router.study import bars
 from router.study.bars import BOTH, COMPUTE, FETCH, NOTHING, QUEUE, axis_end_s, bar
 from router.study.explain import what_came, why
@@ -89,6 +89,16 @@ def test_a_rule_that_passed_over_a_sooner_first_token_says_what_it_saved() -> No
     text = why(the_choice_between_two(candidates=[slow, fast], chosen=1, expected_output_tokens=100.0))
     assert "busy (local) was expected to give the first token 400 ms sooner" in text
     assert "but to take 1 s longer to decode and delay later requests by 400 ms more" in text
+
+
+def test_a_stream_that_went_on_elsewhere_says_where_it_broke_and_is_held_against_the_last_choice() -> None:
+    broke = Resume("gone", broke_s=2.0, sent_tokens=40, went_on_s=2.9)
+    receipt = the_choice_between_two(resumes=[broke], placed_s=2.5, tried=["gone"])
+    assert "its stream broke on gone after 40 tokens; the first token of the rest came after 400 ms" in what_came(
+        receipt
+    )
+    failed = the_choice_between_two(outcome="failed", cause="broken", not_resumed="stop_at_cut")
+    assert "it did not go on elsewhere (stop at cut); the first token came" in what_came(failed)
 
 
 def test_the_end_is_held_against_what_was_expected() -> None:

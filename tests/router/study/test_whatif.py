@@ -234,6 +234,13 @@ def test_too_few_receipts_are_one_clear_sentence() -> None:
         )
 
 
+def test_receipts_that_leave_requests_out_cannot_be_played_again() -> None:
+    receipts = receipts_of_turns(60)
+    receipts[3].sampled = False
+    with pytest.raises(ConfigError, match="leave requests out"):
+        what_if(receipts, PolicyConfig(name="e2e"))
+
+
 def test_the_command_prints_an_answer_for_each_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b"\n".join(msgspec.json.encode(receipt) for receipt in receipts_of_turns(80)))

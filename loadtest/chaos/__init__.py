@@ -1,0 +1,1 @@
+"""What becomes of requests while replicas, signals, files and the router fail, over real processes and sockets."""
