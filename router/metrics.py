@@ -265,19 +265,20 @@ class Metrics:
             self.prompt_tokens.add(("recompute",), computed)
         if receipt.cached_tokens is not None:
             self.predicted_cached_tokens.add((), local + fetched)
-        if receipt.streamed and choice.first_token_p90_s is not None and choice.first_token_p99_s is not None:
-            self._count_forecast(receipt, choice, (choice.first_token_p90_s, choice.first_token_p99_s))
-
-    def _count_forecast(self, receipt: Receipt, choice: Candidate, quantiles_s: tuple[float, ...]) -> None:
-        """Whether its quantiles held: one that has passed is missed, also when no first token ever comes."""
-        waited_s, ended_s = receipt.waited_s, receipt.ended_s
+        waited_s = receipt.waited_s
         if waited_s is not None:
             self.estimate_error.observe(choice.expected_s - waited_s)
             if choice.expected_s > 0.0:
                 self.estimate_ratio.observe(waited_s / choice.expected_s)
-            seen_s = waited_s
-        else:
-            seen_s = 0.0 if ended_s is None or receipt.placed_s is None else ended_s - receipt.placed_s
+        if receipt.streamed and choice.first_token_p90_s is not None and choice.first_token_p99_s is not None:
+            self._count_forecast(receipt, waited_s, (choice.first_token_p90_s, choice.first_token_p99_s))
+
+    def _count_forecast(self, receipt: Receipt, waited_s: float | None, quantiles_s: tuple[float, ...]) -> None:
+        """Whether quantiles held: one that has passed is missed, also when no first token ever comes."""
+        seen_s = waited_s
+        if seen_s is None:
+            ended_s, placed_s = receipt.ended_s, receipt.placed_s
+            seen_s = 0.0 if ended_s is None or placed_s is None else ended_s - placed_s
         for quantile, quantile_s in zip(QUANTILES, quantiles_s, strict=True):
             if seen_s > quantile_s:
                 self.forecasts.add((quantile, "missed"))
