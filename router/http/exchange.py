@@ -33,6 +33,7 @@ from router.http.shared import Shared
 from router.http.splice import UsageSwallower, with_members
 from router.http.upstream import UpstreamConnection
 from router.routes import Route, stored_id
+from router.telemetry.logs import about
 
 if TYPE_CHECKING:
     from router.http.client import ClientConnection
@@ -125,7 +126,7 @@ class Exchange:
             read = reading.result()
         except asyncio.CancelledError:
             if not self._over:
-                self._shared.counts.reject(_STOPPING.status)
+                self._not_placed(_STOPPING)
                 self._refuse(_STOPPING)
         except Exception:
             if not self._over:
@@ -324,7 +325,7 @@ class Exchange:
 
     def _connect_failed(self, error: ReplicaUnreachable) -> None:
         self._connecting = None
-        _log.info("%s", error)
+        _log.info("%s", error, extra=self._about)
         self._fail(Cause.CONNECT)
 
     def _transmit(self, connection: UpstreamConnection) -> None:
@@ -395,7 +396,7 @@ class Exchange:
         self._stop_clock()
         if self._reading is not None:
             self._reading.cancel()
-            self._not_placed(cause)
+            self._not_placed(None if cause is None else _TOO_LONG)
         if self._connecting is not None:
             self._connecting.cancel()
         self._drop_upstream()
@@ -440,17 +441,24 @@ class Exchange:
         sent, self._sent = self._sent, None
         return sent
 
-    def _not_placed(self, cause: Cause | None) -> None:
-        """It ends before the decider saw it. cause : None: the client left"""
-        if cause is None:
+    @property
+    def _about(self) -> dict[str, dict[str, str]]:
+        """What a log line about it says of it."""
+        return about(request_id=(self._request_id or request_id_of(self._head)).decode("latin-1"))
+
+    def _not_placed(self, refuse: Refuse | None) -> None:
+        """Its reading ends without a decision, unless it is the rest of a stream. refuse : None: the client left"""
+        if self._attempt is not None:
+            return
+        if refuse is None:
             self._shared.counts.left_early += 1
         else:
-            self._shared.counts.reject(_TOO_LONG.status)
+            self._shared.counts.reject(refuse.status)
 
     def _reader_broke(self) -> None:
         self._shared.counts.internal_errors += 1
-        self._shared.counts.broken += 1
-        _log.exception("the prompt reader raised")
+        self._shared.counts.broken += self._attempt is None
+        _log.exception("the prompt reader raised", extra=self._about)
         self._refuse(_INTERNAL)
 
     # -- the client
