@@ -60,16 +60,16 @@ class Tally(Collector):
 
 
 class Spread(Collector):
-    """A histogram. bounds : upper ends of its buckets, ascending; one without end follows"""
+    """A histogram. bounds : upper ends of its buckets, ascending; one without end follows
+
+    observe : counts a finite value in the first bucket whose bound it does not exceed
+    """
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], *, registry: CollectorRegistry) -> None:
         self._name, self._text, self._bounds = name, text, bounds
         self._counts = Counts(bounds)
+        self.observe = self._counts.observe
         registry.register(self)
-
-    def observe(self, value: float) -> None:
-        """Count a finite value in the first bucket whose bound it does not exceed."""
-        self._counts.observe(value)
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text)
