@@ -35,6 +35,7 @@ class RequestFacts:
     client : name of the key that let the client in; "" when none is needed
     own_id : id the body gives the request, which its engine then uses; "" when it gives none
     continues : id of the stored response it goes on from; "" for none
+    trace : of who follows it, the shell's own; opaque
     sent_tokens : output tokens of it that the client has, because this is the rest of a stream whose replica died;
         None: it is a whole request
     pace_deadline_s : of each further output token, on average, > 0; None: the client named none
@@ -71,3 +72,4 @@ class RequestFacts:
     unit: str = ""
     pace_deadline_s: float | None = None
     sent_tokens: int | None = None
+    trace: object = field(default=None, compare=False)

@@ -28,6 +28,7 @@ from router.endings import Keep
 from router.experiments import Experiments, unit_field
 from router.fleet import Fleet, LinkSpec
 from router.holdings import DirectoryHoldings, Holdings
+from router.laps import Laps
 from router.names import ModelNames
 from router.other_tiers import OtherTiers
 from router.placing import Replica
@@ -68,6 +69,7 @@ def assemble(
     written: WrittenStore | None = None,
     every_candidate: bool = True,
     forecasts: bool = True,
+    laps: Laps | None = None,
 ) -> Core:
     """Build the deciding core of one router. Spare rows of the fleet (`with_spares`) are for replicas that come later.
 
@@ -79,6 +81,7 @@ def assemble(
     forecasts : somebody reads what was expected, or keeps what is learned; else rules that do not are spared it,
         unless admission reads it
     epoch_s : Unix time at now_s = 0 of the clock that will drive it
+    laps : told of the phases of each decision
     wrap_estimator : puts something between estimates and their readers, for experiments
 
     Raises
@@ -134,6 +137,7 @@ def assemble(
         learn_disciplines=fleet.fetch.discipline is None and has_routes(fleet),
         epoch_s=epoch_s,
         every_candidate=every_candidate,
+        laps=laps,
     )
     chunks = config.prompts.source == "bytes"
     field = config.admission.tenant_header

@@ -18,6 +18,7 @@ from router.readiness import NotNegative, StartConfig
 from router.resume.pools import ResumePools
 from router.retries import RetryConfig
 from router.safe_urls import SafeAddresses
+from router.telemetry.config import TracingConfig
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -151,6 +152,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     discovery: DiscoveryConfig = DiscoveryConfig()
     receipts: ReceiptConfig = ReceiptConfig()
     state: StateConfig = StateConfig()
+    tracing: TracingConfig = TracingConfig()  # spans of sampled requests
     limits: Limits = Limits()  # what one client may make the router hold
     time_outs: TimeOuts = TimeOuts()  # how long it waits for a peer
     admission: AdmissionConfig = AdmissionConfig()

@@ -28,6 +28,7 @@ from router.entrance import Entrance, where_of
 from router.experiments import Experiments, OverrideRefused
 from router.health import Health, HealthConfig, Trouble
 from router.holdings import Holdings
+from router.laps import Laps
 from router.learning import Learning, PrefixCounters
 from router.notes import write_candidates
 from router.placing import Placement, Placer, Replica
@@ -57,6 +58,7 @@ class Dispatcher:
     retries : the budget of second attempts, to be looked at
     every_candidate : receipts name all that was possible, else only what was chosen
     placing : how placements are made
+    laps : told of the phases of each decision
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Dispatcher:
         epoch_s: float = 0.0,
         every_candidate: bool = True,
         placing: type[Placer] = Placer,
+        laps: Laps | None = None,
     ) -> None:
         self.view = view
         self.replicas = replicas
@@ -108,6 +111,7 @@ class Dispatcher:
             learning=self.learning,
             ledger=self._ledger,
             experiments=experiments,
+            laps=laps,
         )
         self._experiments = experiments
         self._health = health or HealthConfig()
@@ -144,6 +148,7 @@ class Dispatcher:
             edited=request.edited,
             explained=request.explain,
             deadline_s=request.deadline_s,
+            pace_deadline_s=request.pace_deadline_s,
         )
         if self._experiments is not None and (self._experiments.active or request.policy):
             try:
@@ -174,6 +179,7 @@ class Dispatcher:
         receipt, health = placement.receipt, self._standing[sent.row].health
         receipt.status = ended.status
         receipt.output_tokens = _with_sent(sent.request, ended.output_tokens)
+        receipt.events = _with_sent(sent.request, ended.events or None)
         receipt.cached_tokens = ended.cached_tokens
         if ended.stream_error or ended.status >= 500:
             if ended.status not in (503, 529):  # overload is no failure

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
@@ -31,14 +32,17 @@ from router.errors import ConfigError, PortInUse
 from router.experiments import Experiments
 from router.fleet import Fleet
 from router.gate import Gate
+from router.http.contract import Decider, PromptReader
 from router.http.head import RequestHead, ResponseHead
 from router.http.server import TrafficPort
 from router.http.tls import read_again, server_context
 from router.keeping import StateKeeper
 from router.keys import SecretKey
 from router.keys_file import KeysFile
+from router.laps import TimedLaps
 from router.metrics import Metrics
 from router.model_list import merged
+from router.notes import Notes
 from router.outbound import Outbound, key_in
 from router.page import Live, Page
 from router.prompts.production import Prompts
@@ -53,7 +57,12 @@ from router.signals.load_board import LoadBoard
 from router.signals.orca import RESPONSE_HEADER
 from router.signals.poller import MAX_PAGE_BYTES, LoadPoller
 from router.sources import EventSources
+from router.telemetry.context import TRACEPARENT
+from router.telemetry.logs import log_request
 from router.views import Views
+
+if TYPE_CHECKING:
+    from router.telemetry.spans import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +76,8 @@ class Gateway:
         self._fleet: Fleet  # its replicas come and go: one for each row of the core, nobody's among them
         self._configured = fleet
         self._metrics = Metrics()
+        self._laps = TimedLaps(time.perf_counter, self._metrics.phases.observe)
+        self._tracing: Tracing | None = None
         self._live = Live()
         self._writer: ReceiptWriter | None = None
         self._telling: Telling
@@ -169,6 +180,7 @@ class Gateway:
         self._closers.append(self._session.close)
         self._open_gate()
         self._open_receipts()
+        self._start_tracing()
         reported = await reported_block_tokens(self._session, self._fleet, self._config.load.timeout_s)
         block_tokens = self._fleet.block_tokens or reported or DEFAULT_BLOCK_TOKENS
         self._start_beside(block_tokens)
@@ -185,6 +197,7 @@ class Gateway:
             forecasts=self._writer is not None
             or self._config.state.path is not None
             or self._fleet.says_how_told,  # who is told a path needs one
+            laps=self._laps,
         )
         self._experiments = self._core.experiments
         self._start_telling()
@@ -211,6 +224,16 @@ class Gateway:
         await self._start_admin()
         await self._poller.asked_all()  # until then a request would be refused though replicas are well
         await self._start_traffic()  # last in, first out: signals are followed until the last stream has ended
+
+    def _start_tracing(self) -> None:
+        if self._config.tracing.endpoint is None:
+            return
+        from router.telemetry.provider import by_otlp  # the SDK takes a tenth of a second and 10 MB
+
+        provider = by_otlp(self._config.tracing)
+        if provider is not None:
+            self._tracing = provider.tracing(self._laps)
+            self._closers.append(provider.stop)
 
     def _start_beside(self, block_tokens: int) -> None:
         self._beside = BesideEvents(
@@ -368,9 +391,15 @@ class Gateway:
             directions=self._telling.directions,
             aside=self._telling.aside,
         )
+        decider: Decider = self._decider
+        read_prompt: PromptReader = self._edits.read if self._edits is not None else self._prompts.read
+        drops = self._outbound.drops | self._telling.drops
+        if self._tracing is not None:
+            decider, read_prompt = self._tracing.decider(decider), self._tracing.reader(read_prompt)
+            drops |= {TRACEPARENT}
         self._traffic = TrafficPort(
-            self._decider,
-            read_prompt=self._edits.read if self._edits is not None else self._prompts.read,
+            decider,
+            read_prompt=read_prompt,
             answer=self._answer,
             clock=self._clock,
             limits=config.limits,
@@ -383,7 +412,7 @@ class Gateway:
             admin=self._gate.admin,
             endpoints=self._outbound.endpoints,
             relay_unknown=config.relay_unknown,
-            drops=self._outbound.drops | self._telling.drops,
+            drops=drops,
             via=self._gate.via,
             resumable=self._resumable if config.resume.anywhere else None,
         )
@@ -473,12 +502,15 @@ class Gateway:
 
     def _finished(self, receipt: Receipt) -> None:
         self._metrics.count(receipt)
+        log_request(receipt)
         if receipt.choice is not None and receipt.prompt_tokens:  # nothing else leaves blocks to tell of
             self._sources.served(receipt.choice.replica)
 
     def _keep(self, receipt: Receipt, request: RequestFacts | None, detail: Detail | None) -> None:
         """Keep a receipt for the page, and write it down; what there is of its decision is worked out by others."""
         self._live.ended(receipt, detail)
+        if isinstance(detail, Notes):
+            self._metrics.count_regret(receipt, detail)
         if self._writer is None:
             return
         if request is None:

@@ -95,6 +95,12 @@ class Notes:
         if best is None:
             self._detail(receipt.candidates, places)
 
+    def regret_s(self, waited_s: float) -> float | None:
+        """What `complete` says of regret, its first token `waited_s` from the choice; None: no other was possible."""
+        places = np.stack(np.nonzero(self._estimates.possible))
+        expected_s = self._usual_s(places[:, ~self._is_choice(places)])
+        return waited_s - float(expected_s.min()) if len(expected_s) else None
+
     def _is_choice(self, places: Places) -> npt.NDArray[np.bool_]:
         return np.asarray((places[0] == COLUMN[self._choice.path]) & (places[1] == self._choice.row))
 

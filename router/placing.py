@@ -24,6 +24,7 @@ from router.beliefs import Belief, belief_of, tell
 from router.bookings import Booking, Ledger
 from router.experiments import Experiments
 from router.holdings import Holdings
+from router.laps import Laps, Phase
 from router.learning import Learning
 from router.notes import Notes, note_choice, note_chosen
 from router.receipts import Receipt
@@ -80,6 +81,7 @@ class Placer:
 
     policy : decides where a generation runs; by_load : where everything else goes
     experiments : other rules that decide instead, or beside; None: no others
+    laps : told of the phases of each decision
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Placer:
         learning: Learning,
         ledger: Ledger,
         experiments: Experiments | None = None,
+        laps: Laps | None = None,
     ) -> None:
         self._replicas = replicas
         self._view = view
@@ -104,6 +107,7 @@ class Placer:
         self._learning = learning
         self._ledger = ledger
         self._experiments = experiments
+        self._laps = laps or Laps()
 
     def noticed(self, request: RequestFacts, now_s: float) -> None:
         """Traffic is learned of generations, wherever they will run."""
@@ -116,9 +120,14 @@ class Placer:
         view.ready[:] = False
         view.ready[rows] = True
         view.now_s = now_s
-        around = self._learning.surroundings(request, replicas, now_s)
+        laps = self._laps
+        laps.begin()
         held = self._holdings.held(request.chain, now_s)
-        return Expected(held, self._estimator.estimate(request, held, view, around, now_s))
+        laps.end(Phase.MATCH)
+        around = self._learning.surroundings(request, replicas, now_s)
+        expected = Expected(held, self._estimator.estimate(request, held, view, around, now_s))
+        laps.end(Phase.ESTIMATE)
+        return expected
 
     def narrowed(self, expected: Expected, rows: list[int]) -> Expected:
         """The same with only `rows` to choose from."""
@@ -133,7 +142,10 @@ class Placer:
         policy = self._policy if request.generates else self._by_load
         if self._experiments is not None and self._experiments.active and request.generates:
             policy = self._experiments.rule(request)
-        return policy.choose(request, self._view, expected.estimates)
+        self._laps.begin()
+        choice = policy.choose(request, self._view, expected.estimates)
+        self._laps.end(Phase.CHOOSE)
+        return choice
 
     def place(
         self,
@@ -147,6 +159,7 @@ class Placer:
         now_s: float,
     ) -> Send:
         """Book and promise what was chosen of what is `expected` at this very moment."""
+        self._laps.begin()
         held, estimates = expected.held, expected.estimates
         booking = self._book(request, choice, estimates, now_s)
         notes = Notes(estimates, choice, held, self._view, now_s)
@@ -159,9 +172,9 @@ class Placer:
         receipt.placed_s = now_s - arrived_at_s
         receipt.attempts += 1
         replica = self._replicas[choice.row]
-        promised, room = self._promise(choice, estimates, now_s)
+        promised, room, receipt.fetched_bytes = self._promise(choice, estimates, now_s)
         leaves = request.generates and bool(request.chain)
-        return Send(
+        send = Send(
             request=request,
             row=choice.row,
             replica=replica.name,
@@ -182,6 +195,8 @@ class Placer:
                 expected=self._holdings.expect(choice.row, request.chain, now_s) if leaves else None,
             ),
         )
+        self._laps.end(Phase.BOOK)
+        return send
 
     def source_of(self, choice: Choice, estimates: Estimates) -> str | None:
         """Name of the replica that `choice` reads from; None where it reads from none."""
@@ -245,15 +260,16 @@ class Placer:
 
     def _promise(
         self, choice: Choice, estimates: Estimates, now_s: float
-    ) -> tuple[list[Promise], prefetch.Hold | None]:
-        """Put the fetch of `choice` on the links it crosses, from when it will start, and hold its room."""
+    ) -> tuple[list[Promise], prefetch.Hold | None, float]:
+        """Put the fetch of `choice` on the links it crosses, from when it will start, hold its room; its bytes."""
         moved = self._estimator.fetched_bytes(estimates, choice.path, choice.row)
         starts_s = now_s
         if self._view.disciplines[choice.row].in_turn:
             starts_s += estimates.one(choice.path, choice.row).queue_s
         table, space = self._estimator.routes.table, self._estimator.space
         promised = [table.promise(stages, size, now_s=now_s, starts_s=starts_s) for stages, size in moved]
+        moved_bytes = sum(size for _, size in moved)
         if space is None or not promised:
-            return promised, None
+            return promised, None, moved_bytes
         until_s = max(promise.ends_at_s for promise in promised)
-        return promised, space.hold(choice.row, sum(size for _, size in moved), until_s=until_s)
+        return promised, space.hold(choice.row, moved_bytes, until_s=until_s), moved_bytes

@@ -67,23 +67,7 @@ class Views:
         metrics.follow_load(board)
         metrics.follow_lists(discovery.reports)
         metrics.show_elsewhere("tfirst_rows", "Rows by what they are used for", "stage", discovery.counts)
-        metrics.count_elsewhere(
-            "tfirst_rejected_requests",
-            "Requests refused before they could be placed, by status",
-            "status",
-            lambda: {str(status): total for status, total in traffic.counts.rejected.items()},
-        )
-        metrics.count_elsewhere(
-            "tfirst_traffic_incidents",
-            "What happened on the traffic port that no outcome tells",
-            "kind",
-            lambda: {
-                "internal_error": traffic.counts.internal_errors,
-                "reader_failure": traffic.counts.reader_failures,
-                "repeat_on_new_connection": traffic.counts.repeats,
-                "poller_error": poller.errors,
-            },
-        )
+        metrics.follow_traffic(traffic.counts, poller_errors=lambda: poller.errors)
         retries = core.dispatcher.retries
         metrics.count_elsewhere(
             "tfirst_retries",

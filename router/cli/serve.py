@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -28,9 +28,10 @@ from router.http.tls import server_context
 from router.keys import load_keys
 from router.outbound import Outbound
 from router.sources import event_addresses
+from router.telemetry import logs
+from router.telemetry.config import EXPORTER, NOT_INSTALLED, TracingConfig
 
 CUT_SHORT = 130  # exit status when a second signal ended it, as shells give for Ctrl-C
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class ServeCommand:
@@ -57,10 +58,13 @@ class ServeCommand:
         parser.add_argument("--receipts", metavar="FILE", help="append every decision to FILE as JSON lines")
         parser.add_argument("--seed", type=int, help="of every draw by chance (default 0)")
         parser.add_argument("--check", action="store_true", help="validate, print what would be done, and exit")
-        parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default info")
+        parser.add_argument(
+            "--log-level", choices=logs.LEVELS, default="info", help="default info; debug: every request"
+        )
+        parser.add_argument("--log-format", choices=logs.FORMATS, default="text", help="default text")
 
     def run(self, args: argparse.Namespace) -> int:
-        logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logs.set_up(args.log_level, args.log_format)
         config = config_of(args)
         fleet = fleet_of(config)
         if fleet.fetch.by == "directed" and not fleet.says_how_told:
@@ -131,6 +135,7 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     console.print(f"queue     {queue_in_words(config.admission)}")
     console.print(f"POST      /events {'with the admin key' if posting else 'refused: no admin_key_env'}")
     console.print(f"follows   {', '.join(followed(config, fleet)) or 'nothing: the replicas stay as they are'}")
+    console.print(f"spans     {spans_in_words(config.tracing)}")
     console.print(f"receipts  {receipts or 'not written'}")
     console.print(f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}")
     if fleet.says_how_told:
@@ -148,6 +153,15 @@ def queue_in_words(config: AdmissionConfig) -> str:
     limits = {"in flight": config.max_in_flight, "before their first token": config.max_prefills}
     most = " and ".join(f"{limit} {where}" for where, limit in limits.items() if limit is not None)
     return f"by {config.order}, at most {config.max_queued} requests, beside {most} on each replica"
+
+
+def spans_in_words(tracing: TracingConfig) -> str:
+    """Where `tracing` sends spans, for an operator."""
+    if tracing.endpoint is None:
+        return "none: tracing names no endpoint"
+    if find_spec(EXPORTER) is None:
+        raise ConfigError(NOT_INSTALLED)
+    return f"of {tracing.share:.0%} of requests, and of what clients sample, to {tracing.endpoint}"
 
 
 def followed(config: RouterConfig, fleet: Fleet) -> list[str]:

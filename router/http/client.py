@@ -217,7 +217,7 @@ class ClientConnection(asyncio.Protocol):
         self._input_over = True
         self._assembler.unfinished = False
         self._rejection = problem
-        self._shared.counts.reject(problem.status)
+        self._shared.counts.turn_away(problem.status)
 
     def _stop_reading_when_full(self) -> None:
         limits, assembler = self._shared.limits, self._assembler
@@ -259,14 +259,13 @@ class ClientConnection(asyncio.Protocol):
     def _answer(self, head: RequestHead, body: bytes) -> None:
         refuse = self._shared.admit and self._shared.admit(head)
         if refuse:
-            self._shared.counts.reject(refuse.status)
-            self._refuse(head, refuse)
+            self._turn_away(head, refuse)
         elif head.route is Route.ANSWERED:
             self._answer_here(head)
         elif head.route is Route.ADMIN_ONLY:
-            self._refuse(head, hidden(head))
+            self._turn_away(head, hidden(head))
         elif head.route is Route.UNKNOWN and not self._shared.relay_unknown:
-            self._refuse(head, Refuse(404, "NotFoundError", f"There is no route {head.path}."))
+            self._turn_away(head, Refuse(404, "NotFoundError", f"There is no route {head.path}."))
         else:
             self._exchange = exchange = self._kind(head.route)(self, self._shared, head, body)
             exchange.start()
@@ -289,6 +288,10 @@ class ClientConnection(asyncio.Protocol):
         request_id = request_id_of(head)
         self.write(json_reply(status, body, request_id=request_id, closing=closing, bodiless=bodiless))
         self._after_answer(closing)
+
+    def _turn_away(self, head: RequestHead, refuse: Refuse) -> None:
+        self._shared.counts.turn_away(refuse.status)
+        self._refuse(head, refuse)
 
     def _refuse(self, head: RequestHead, refuse: Refuse) -> None:
         closing = self.closing or not head.keep_alive

@@ -33,6 +33,7 @@ from router.http.shared import Shared
 from router.http.splice import UsageSwallower, with_members
 from router.http.upstream import UpstreamConnection
 from router.routes import Route, stored_id
+from router.telemetry.logs import about
 
 if TYPE_CHECKING:
     from router.http.client import ClientConnection
@@ -100,6 +101,7 @@ class Exchange:
     # -- called by the client's connection
 
     def start(self) -> None:
+        self._shared.counts.received += 1
         if self._shared.times.total_s is not None:
             loop = self._shared.loop
             self._limit = loop.call_at(loop.time() + self._shared.times.total_s, self._too_long)
@@ -110,7 +112,7 @@ class Exchange:
         try:
             read = self._shared.read_prompt(self._head, body)
         except Exception:
-            self._internal_error("the prompt reader")
+            self._reader_broke()
             return
         if isinstance(read, asyncio.Future):
             self._reading = read
@@ -124,10 +126,11 @@ class Exchange:
             read = reading.result()
         except asyncio.CancelledError:
             if not self._over:
+                self._not_placed(_STOPPING)
                 self._refuse(_STOPPING)
         except Exception:
             if not self._over:
-                self._internal_error("the prompt reader")
+                self._reader_broke()
         else:
             if not self._over:
                 self._place(read)
@@ -326,7 +329,7 @@ class Exchange:
 
     def _connect_failed(self, error: ReplicaUnreachable) -> None:
         self._connecting = None
-        _log.info("%s", error)
+        _log.info("%s", error, extra=self._about)
         self._fail(Cause.CONNECT)
 
     def _transmit(self, connection: UpstreamConnection) -> None:
@@ -397,6 +400,7 @@ class Exchange:
         self._stop_clock()
         if self._reading is not None:
             self._reading.cancel()
+            self._not_placed(None if cause is None else _TOO_LONG)
         if self._connecting is not None:
             self._connecting.cancel()
         self._drop_upstream()
@@ -441,9 +445,24 @@ class Exchange:
         sent, self._sent = self._sent, None
         return sent
 
-    def _internal_error(self, who: str) -> None:
+    @property
+    def _about(self) -> dict[str, dict[str, str]]:
+        """What a log line about it says of it."""
+        return about(request_id=(self._request_id or request_id_of(self._head)).decode("latin-1"))
+
+    def _not_placed(self, refuse: Refuse | None) -> None:
+        """Its reading ends without a decision, unless it is the rest of a stream. refuse : None: the client left"""
+        if self._attempt is not None:
+            return
+        if refuse is None:
+            self._shared.counts.left_early += 1
+        else:
+            self._shared.counts.reject(refuse.status)
+
+    def _reader_broke(self) -> None:
         self._shared.counts.internal_errors += 1
-        _log.exception("%s raised", who)
+        self._shared.counts.broken += self._attempt is None
+        _log.exception("the prompt reader raised", extra=self._about)
         self._refuse(_INTERNAL)
 
     # -- the client

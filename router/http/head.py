@@ -57,6 +57,7 @@ class RequestHead:
     keep_alive : the client wants the connection kept after the answer
     upgrade : b"websocket" when it asks to switch to that, b"" otherwise
     client : name of the key that let it in; set by who asked for one
+    trace : of who follows it; opaque
     """
 
     method: bytes
@@ -69,6 +70,7 @@ class RequestHead:
     keep_alive: bool = True
     upgrade: bytes = b""
     client: str = ""
+    trace: object = field(default=None, repr=False, compare=False)
     _firsts: dict[bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
     def get(self, name: bytes) -> bytes | None:

@@ -34,13 +34,22 @@ class Counts:
     internal_errors: int = 0  # decider, prompt reader or own answers raised
     reader_failures: int = 0  # somebody who reads along raised; the answer was relayed all the same
     repeats: int = 0  # a pooled connection was dead; the request went out again on a new one
+    received: int = 0  # requests, each once, whatever became of it; those the router answers of itself are none
     rejected: dict[int, int] = field(default_factory=dict)  # refused before the decider saw them, by status
+    left_early: int = 0  # their clients left before the decider saw them
+    broken: int = 0  # the router failed at them before the decider saw them
 
     def internal_error(self) -> None:
         self.internal_errors += 1
 
     def reject(self, status: int) -> None:
+        """One that was received is answered by the router, and the decider will not see it."""
         self.rejected[status] = self.rejected.get(status, 0) + 1
+
+    def turn_away(self, status: int) -> None:
+        """Receive a request and reject it at once."""
+        self.received += 1
+        self.reject(status)
 
 
 @dataclass(slots=True)

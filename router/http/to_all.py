@@ -102,7 +102,7 @@ class ToAll:
         self._end(closing)
 
     def _refuse(self, refuse: Refuse) -> None:
-        self._shared.counts.reject(refuse.status)
+        self._shared.counts.turn_away(refuse.status)
         closing = self._client.closing or not self._head.keep_alive
         self._client.write(refusal(refuse, self._head, request_id=self._request_id, closing=closing))
         self._end(closing)

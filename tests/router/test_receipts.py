@@ -38,8 +38,8 @@ def test_the_error_of_an_estimate_counts_from_the_choice_it_belongs_to() -> None
     metrics = Metrics()
     metrics.count(a_receipt(first_token_s=600.4, placed_s=600.0))
     name = "tfirst_first_token_error_seconds_bucket"
-    assert metrics.registry.get_sample_value(name, {"le": "0.05"}) == 0
-    assert metrics.registry.get_sample_value(name, {"le": "0.2"}) == 1
+    assert metrics.registry.get_sample_value(name, {"le": "-0.2"}) == 0
+    assert metrics.registry.get_sample_value(name, {"le": "-0.05"}) == 1
 
 
 def test_totals_counted_elsewhere_are_read_when_somebody_scrapes() -> None:

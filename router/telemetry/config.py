@@ -1,0 +1,24 @@
+"""Section `tracing` of the configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/\s?#@]+(/[^\s?#]*)?$")]
+
+
+EXPORTER = "opentelemetry.exporter"
+NOT_INSTALLED = "tracing.endpoint needs the extra otlp: pip install 'tfirst[otlp]'"
+
+
+class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section `tracing`: where spans go, by OTLP over HTTP. No endpoint: there are none, and they cost nothing."""
+
+    endpoint: Url | None = None  # for example http://collector:4318/v1/traces
+    share: Share = 0.05  # of requests whose client does not say whether its trace is sampled; else the client decides
+    service_name: str = "tfirst"
+    timeout_s: Seconds = 5.0  # for one batch; what a collector does not take is dropped

@@ -1,0 +1,92 @@
+"""Log lines for people and for machines, with the request they are about; never a prompt, an answer or a key.
+
+Model     a record can carry facts, `extra=about(request_id=...)`: values of its request, as text or as members of one
+          JSON object. Every request that ended is such a record: failed ones at level info, the rest at debug
+Valid     facts are chosen by name where a record is made. Nothing a client wrote is among them but its request's id
+Blind to  what other libraries log
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from router.receipts import Receipt
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+_FACTS = "facts"
+_requests = logging.getLogger("router.requests")
+
+
+def about(**facts: Any) -> dict[str, dict[str, Any]]:
+    """`extra` of a log call: what is known of the request it is about. Unknown (None) is left out."""
+    return {_FACTS: {name: value for name, value in facts.items() if value is not None}}
+
+
+def log_request(receipt: Receipt) -> None:
+    """One request ended."""
+    failed = receipt.outcome in ("failed", "server_error")
+    level = logging.INFO if failed else logging.DEBUG
+    if _requests.isEnabledFor(level):
+        _requests.log(level, "request ended", extra=about(**facts_of(receipt)))
+
+
+def facts_of(receipt: Receipt) -> dict[str, Any]:
+    """What a log line says of a request; the rest is in its receipt."""
+    choice = receipt.choice
+    return {
+        "request_id": receipt.request_id,
+        "outcome": receipt.outcome,
+        "cause": receipt.cause,
+        "status": receipt.status,
+        "client": receipt.client,
+        "replica": None if choice is None else choice.replica,
+        "path": None if choice is None else choice.path,
+        "reason": receipt.reason,
+        "attempts": receipt.attempts,
+        "tried": receipt.tried or None,
+        "prompt_tokens": receipt.prompt_tokens,
+        "output_tokens": receipt.output_tokens,
+        "first_token_s": receipt.first_token_s,
+        "ended_s": receipt.ended_s,
+    }
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people: facts stand behind the message, as JSON values, so that none can end the line."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        facts: dict[str, Any] = getattr(record, _FACTS, {})
+        said = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in facts.items())
+        return super().formatMessage(record) + said
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, the facts, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FACTS, {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def set_up(level: str, form: str) -> None:
+    """Log to standard error from now on. level : one of LEVELS; form : one of FORMATS"""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
