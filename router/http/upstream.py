@@ -353,10 +353,10 @@ class UpstreamConnection(asyncio.Protocol):
                 self._line_by_line = True  # to the end: what follows the last chunk's size may come in any pieces
                 end = data.find(b"\n", start) + 1 or len(data)
                 self._bare_bytes += end - start
-                if self._bare_bytes > _MAX_HEAD_BYTES:  # trailers, or size lines, without end
+                feed(data[start:end])  # a byte of the body in there, and none of them were bare
+                if self._bare_bytes > _MAX_HEAD_BYTES and not self._complete:  # trailers, or size lines, without end
                     self._malformed = True
                     break
-                feed(data[start:end])
                 start = end
         except httptools.HttpParserError:
             self._malformed = True
