@@ -6,6 +6,7 @@ run a request on the rank that was chosen.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
@@ -19,6 +20,8 @@ from router.signals.orca import REQUEST_HEADER
 from router.signals.ranks import rows_by_url
 
 RANK_HEADER = b"X-data-parallel-rank"  # vLLM from 0.11.2, SGLang from 0.5.12
+
+log = logging.getLogger(__name__)
 
 Answered = Callable[[RequestFacts, Ended, float], object]  # request, how it ended, tokens it was promised to reuse
 
@@ -107,15 +110,21 @@ class TimedDecider:
 
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
         placement = sent.placement
-        if sent.request.tokenised and isinstance(placement, Placement):
-            self._answered(sent.request, ended, placement.booking.reused_tokens)
-        if self._directions is not None:
-            self._obey(self._directions.finished(sent, ended, now_s))
+        try:
+            if sent.request.tokenised and isinstance(placement, Placement):
+                self._answered(sent.request, ended, placement.booking.reused_tokens)
+            if self._directions is not None:
+                self._obey(self._directions.finished(sent, ended, now_s))
+        except Exception:
+            _failed_beside()
         return self._complete(self._dispatcher.finished(sent, ended, now_s), now_s)
 
     def _over(self, gone: Send | Hold) -> None:
         if self._directions is not None:
-            self._obey(self._directions.over(gone))
+            try:
+                self._obey(self._directions.over(gone))
+            except Exception:
+                _failed_beside()
 
     def _obey(self, asides: list[Aside]) -> None:
         for aside in asides:
@@ -123,16 +132,25 @@ class TimedDecider:
 
     def _complete(self, actions: list[Action], now_s: float) -> list[Action]:
         """What the dispatcher said, with what is told beside it."""
-        if self._directions is not None and actions:
-            self._obey(self._directions.directed(actions, now_s))
+        try:
+            if self._directions is not None and actions:
+                self._obey(self._directions.directed(actions, now_s))
+            for action in actions:
+                if isinstance(action, Send):
+                    self._placed(action)
+        except Exception:
+            _failed_beside()
         for action in actions:
-            if isinstance(action, Send):
-                self._placed(action)
-                if self._adds_fields:
-                    action.extra_headers += self._fields[action.row]
-                    if self._asks_load and action.request.generates and not action.request.streams:
-                        action.extra_headers.append(REQUEST_HEADER)
+            if isinstance(action, Send) and self._adds_fields:
+                action.extra_headers += self._fields[action.row]
+                if self._asks_load and action.request.generates and not action.request.streams:
+                    action.extra_headers.append(REQUEST_HEADER)
         return actions
+
+
+def _failed_beside() -> None:
+    """What is told beside a decision went wrong. The decision stands: requests are booked, and others wait for it."""
+    log.exception("what is told beside a decision failed")
 
 
 def ranks_of(urls: Sequence[str | None]) -> list[int | None]:

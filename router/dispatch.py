@@ -10,6 +10,7 @@ their `Hold`, and come after the actions for the request the call is about.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
@@ -45,6 +46,8 @@ _NEUTRAL = (Cause.ELSEWHERE, Cause.TOO_LONG, Cause.REST_REFUSED)  # for health
 _LAST = (Cause.BROKEN, Cause.TOO_LONG, Cause.REST_REFUSED)  # no other attempt, and no answer of the router's
 _NONE: frozenset[int] = frozenset()
 _TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
+
+log = logging.getLogger(__name__)
 
 
 class Dispatcher:
@@ -162,7 +165,13 @@ class Dispatcher:
         others = self.due(now_s)
         self.retries.request(now_s)
         self._placer.noticed(request, now_s)
-        actions = self._entrance.enter(request, receipt, _NONE, arrived_at_s=now_s, now_s=now_s)
+        try:
+            actions = self._entrance.enter(request, receipt, _NONE, arrived_at_s=now_s, now_s=now_s)
+        except Exception:
+            if not others:
+                raise
+            log.exception("a request could not be placed")  # it must not take with it what was decided for others
+            actions = [refusals.internal()]
         return [*actions, *others] if others else actions
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
@@ -452,6 +461,7 @@ class Dispatcher:
         self._entrance.look_again()
 
     def _end_placement(self, placement: Placement, now_s: float) -> None:
+        self._entrance.look_again()  # there is room, even if whoever let it go comes to grief before `let_go`
         self._placer.end(placement, now_s)
         standing = self._standing[placement.booking.row]
         standing.ended_at_s.append(now_s)

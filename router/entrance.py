@@ -176,7 +176,7 @@ class Entrance:
         return min((time_s for time_s in (expiry_s, change_s) if time_s is not None), default=None)
 
     def look_again(self) -> None:
-        """A replica came or went: who can go is to be looked at as soon as possible."""
+        """A replica came or went, or a request ended: who can go is to be looked at as soon as possible."""
         self._looked_at_s = -inf
 
     def fit(self, where: Where, now_s: float) -> list[int]:
@@ -185,7 +185,8 @@ class Entrance:
 
     def retry_after_s(self, now_s: float) -> int:
         """What a client is told that is to come back later, whole seconds."""
-        return self._admission.retry_after_s(sum(standing.up for standing in self._standings), now_s)
+        working = sum(standing.up and not standing.drained for standing in self._standings)
+        return self._admission.retry_after_s(working, now_s)
 
     # One request
 

@@ -6,7 +6,8 @@ Model     a unit (a session, client, tenant or the value of a header) goes to th
           Shadow arms are asked at the same moments and have no effect. What is learned of replicas belongs to the
           router, not to an arm: all arms choose from the same estimates, and a reload keeps every rule whose settings
           stay the same
-Valid     a request without a unit is one by itself. Retries of a request stay in its arm
+Valid     a request without a unit is one by itself. Retries of a request stay in its arm,
+          unless arms are reloaded between: receipts name the rule that decided last
 Source    weighted rendezvous hashing: Thaler and Ravishankar 1998; Schindelhauer and Schomaker 2005
 """
 
@@ -110,11 +111,20 @@ class Experiments:
 
     def note(self, receipt: Receipt, request: RequestFacts) -> None:
         """Write down whose request it is. Raises OverrideRefused as `assigned` does."""
-        assigned = self.assigned(request)
+        self._write(receipt, self.assigned(request))
+
+    def decided(self, receipt: Receipt, request: RequestFacts) -> None:
+        """Write down whose rule did decide: after a reload, that of a request let in before may be another."""
+        try:
+            self.note(receipt, request)
+        except OverrideRefused:  # as in `rule`
+            self._write(receipt, self._usual)
+
+    def _write(self, receipt: Receipt, assigned: Assigned) -> None:
         arm = assigned.arm
         receipt.policy, receipt.override = arm.policy_name, assigned.override
-        if arm.name:
-            receipt.arm, receipt.arm_share = arm.name, None if assigned.override else arm.share
+        receipt.arm = arm.name or None
+        receipt.arm_share = None if assigned.override or not arm.name else arm.share
 
     def unit(self, request: RequestFacts) -> str | None:
         """What it was assigned by; without an experiment its session, None without either."""
@@ -174,7 +184,7 @@ class Experiments:
         }
 
     def reload(self, config: ExperimentConfig | None) -> None:
-        """Take over other arms, from the next request on. Rules whose name and settings stay keep what they counted.
+        """Take over other arms, from the next decision on. Rules whose name and settings stay keep what they counted.
 
         Raises
         ------

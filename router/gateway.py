@@ -138,7 +138,10 @@ class Gateway:
         """Be ready no more, stop accepting after a delay, let streams finish for a while, close everything."""
         self._readiness.stopping = True
         while self._closers:
-            await self._closers.pop()()
+            try:
+                await self._closers.pop()()
+            except Exception:  # a full disk, say: what was started before is to be closed all the same
+                log.exception("a part of the router did not stop as it should")
 
     def reload(self, read: Callable[[], RouterConfig] | None = None) -> None:
         """Read the files of client keys, the certificate and the fleet again; what cannot be used changes nothing.

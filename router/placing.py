@@ -166,6 +166,7 @@ class Placer:
         note_choice(receipt, choice, estimates)
         note_chosen(notes.chosen, booking, self._view, self._learning, now_s)
         if self._experiments is not None and self._experiments.active and request.generates:
+            self._experiments.decided(receipt, request)
             receipt.shadows = self._experiments.shadows(request, self._view, estimates)
         if request.explain:
             receipt.candidates, receipt.chosen = notes.candidates()

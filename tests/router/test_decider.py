@@ -11,7 +11,7 @@ from router.actions import Cause, Ended
 from router.decider import RANK_HEADER, TimedDecider, ranks_of
 from router.signals.orca import REQUEST_HEADER
 from tests.builders import a_request
-from tests.router.dispatch_bench import Bench, only_send
+from tests.router.dispatch_bench import Bench, nothing_is_left, only_send
 
 
 def a_decider(bench: Bench, **changes: Any) -> TimedDecider:
@@ -75,3 +75,17 @@ def test_ranks_count_the_rows_of_one_url_from_zero_and_a_row_alone_has_none(urls
     for row, url in enumerate(urls):
         same = [other for other in range(len(urls)) if url and (urls[other] or "").rstrip("/") == url.rstrip("/")]
         assert ranks[row] == (same.index(row) if len(same) > 1 else None)
+
+
+def test_what_goes_wrong_beside_a_decision_costs_nobody_the_decision() -> None:
+    bench = Bench("A100")
+
+    def fails(*told: object) -> None:
+        raise RuntimeError("somebody who is told")
+
+    decider = a_decider(bench, placed=fails, answered=fails, ranks=[1])
+    sent = only_send(decider.arrived(a_request(tokenised=True), 0.0))
+    assert sent.extra_headers == [(RANK_HEADER, b"1")]
+    assert decider.finished(sent, Ended(200), 1.0) == []
+    assert [receipt.outcome for receipt in bench.receipts] == ["ok"]
+    assert nothing_is_left(bench)

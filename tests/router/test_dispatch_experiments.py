@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from estimators.request import RequestFacts
-from router.actions import Cause, Send
+from router.actions import Cause, Hold, Send
+from router.admission import AdmissionConfig
 from router.config import ArmConfig, ExperimentConfig, PolicyConfig
 from router.experiments import Experiments
 from router.metrics import Metrics
@@ -112,6 +113,35 @@ def test_a_reload_moves_new_requests_and_leaves_what_was_learned() -> None:
     assert bench.dispatcher.learning.state(100.0) == learned
     later = bench.send(101.0, session="s-new", request_id="later")
     assert receipts_of(bench, [later])[-1].arm == "turns"
+
+
+def test_a_request_that_waited_over_a_reload_is_in_the_arm_whose_rule_decided() -> None:
+    given = experiments()
+    bench = a_bench(experiments=given, admission=AdmissionConfig(max_in_flight=1))
+    first = sessions(bench, 3)
+    (waits,) = bench.dispatcher.arrived(a_request(session="s0", request_id="waits"), 50.0)
+    assert isinstance(waits, Hold)
+    given.reload(ExperimentConfig(arms={"least": ArmConfig(policy=PolicyConfig(name="least_request"))}))
+    sent = only_send(bench.dispatcher.cancelled(first[0], 51.0))
+    bench.dispatcher.cancelled(sent, 52.0)
+    receipt = bench.receipts[-1]
+    assert receipt.request_id == "waits"
+    assert (receipt.arm, receipt.policy, receipt.arm_share) == ("least", "least_request", 1.0)
+
+
+def test_a_trusted_clients_request_that_waited_until_it_was_trusted_no_more_is_the_usual_rules() -> None:
+    given = experiments()
+    bench = a_bench(experiments=given, admission=AdmissionConfig(max_in_flight=1))
+    first = sessions(bench, 3)
+    asks = a_request(client="alice", policy="turns", request_id="waits")
+    (waits,) = bench.dispatcher.arrived(asks, 50.0)
+    assert isinstance(waits, Hold)
+    given.reload(ExperimentConfig(arms=ARMS))
+    on_best = next(one for one in first if one.row == 2)
+    sent = only_send(bench.dispatcher.cancelled(on_best, 51.0))
+    bench.dispatcher.cancelled(sent, 52.0)
+    receipt = bench.receipts[-1]
+    assert (receipt.arm, receipt.policy, receipt.override) == (None, "ttft", False)
 
 
 def test_metrics_count_each_arm() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import pytest
@@ -242,14 +243,59 @@ def test_a_request_that_cannot_be_placed_after_waiting_is_answered_and_hurts_nob
     bench = a_bench()
     first, waits = bench.send(request_id="first"), hold(bench, request_id="second")
 
-    class Broken:
-        def choose(self, *facts: object) -> Choice:
-            raise RuntimeError("broken rule")
-
     bench.dispatcher._placer._policy = Broken()
     refusal = only_refusal(bench.dispatcher.first_token(first, 1.0))
     assert (refusal.status, refusal.held) == (500, waits)
     assert bench.dispatcher.queued == {}
+
+
+def test_a_newcomer_that_cannot_be_placed_takes_nothing_from_those_whose_time_is_over_at_that_moment() -> None:
+    bench = a_bench(queue_timeout_s=5.0)
+    first, waits = bench.send(request_id="first"), hold(bench, request_id="second")
+    bench.dispatcher._placer._by_load = Broken()
+    own, other = bench.dispatcher.arrived(a_request(request_id="third", generates=False), 5.1)
+    assert isinstance(own, Refuse)
+    assert isinstance(other, Refuse)
+    assert (own.status, own.held) == (500, None)
+    assert (other.status, other.held) == (503, waits)
+    bench.finish(first, 6.0)
+    outcomes = {receipt.request_id: receipt.outcome for receipt in bench.receipts}
+    assert outcomes == {"first": "ok", "second": "refused", "third": "failed"}
+    assert nothing_is_left(bench)
+
+
+def test_who_waits_goes_at_once_also_when_learning_from_the_answer_before_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = a_bench()
+    first, waits = bench.send(request_id="first"), hold(bench, request_id="second")
+
+    def answered(*facts: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bench.dispatcher._placer, "answered", answered)
+    with pytest.raises(ZeroDivisionError):
+        bench.dispatcher.finished(first, Ended(200), 1.0)
+    assert bench.dispatcher.next_due_s == -inf
+    assert only_send(bench.dispatcher.due(1.0)).held is waits
+
+
+def test_a_replica_that_is_given_nothing_new_makes_nobody_come_back_sooner() -> None:
+    bench = a_bench("A100", "A100")
+    for name in ("first", "second"):
+        bench.send(request_id=name)
+    for number in range(40):
+        hold(bench, request_id=f"waits-{number}", prompt_tokens=32_768)
+    before_s = bench.dispatcher._entrance.retry_after_s(0.0)
+    bench.dispatcher.drain(1, drained=True)
+    assert bench.dispatcher._entrance.retry_after_s(0.0) == pytest.approx(2 * before_s, abs=1)
+
+
+class Broken:
+    """A rule of somebody's."""
+
+    def choose(self, *facts: object) -> Choice:
+        raise RuntimeError("broken rule")
 
 
 STEP = st.tuples(

@@ -222,3 +222,18 @@ async def test_by_option_a_router_waits_for_events_and_no_longer_than_its_grace_
             assert "cache events are not followed yet: a" in said
         finally:
             await gateway.stop()
+
+
+async def test_a_part_that_cannot_stop_keeps_nothing_else_open() -> None:
+    closed: list[str] = []
+
+    async def closes() -> None:
+        closed.append("closed")
+
+    async def fails() -> None:
+        raise OSError("no space left on device")
+
+    gateway = Gateway(RouterConfig(), Fleet(replicas=[ReplicaSpec(name="a", url="http://127.0.0.1:1")]))
+    gateway._closers += [closes, fails, closes]
+    await gateway.stop()
+    assert closed == ["closed", "closed"]
