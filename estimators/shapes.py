@@ -35,17 +35,17 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     pattern : kinds of the first layers, repeated to the end: [window, window, window, window, window, full]
     window : tokens a window layer sees, its own included
     query_gate : attention layers project a gate beside the query
-    latent, recurrent, experts, shards : see `shape_parts`
+    latent, recurrent, experts, shards are sections of their own, in `shape_parts`.
     """
 
-    name: str
-    layers: Count
-    hidden: Count
+    name: str  # as the engines call it
+    layers: Count  # of all kinds
+    hidden: Count  # width of the residual stream
     intermediate: Count
     heads: Count
     kv_heads: Count
     head_dim: Count
-    vocab: Count
+    vocab: Count  # rows of the embedding table
     value_bytes: Annotated[int, msgspec.Meta(ge=1, le=4)] = 2
     tied: bool = False
     weights: NumberFormat | None = None

@@ -28,8 +28,8 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `policy`: a rule by name, and its settings (`tfirst policies` lists both)."""
 
-    name: str = "e2e"
-    settings: dict[str, Any] = {}
+    name: str = "e2e"  # as `tfirst policies` lists it
+    settings: dict[str, Any] = {}  # of that rule: weights, deadlines, exploration
 
 
 class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,7 +54,7 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Section `load`: how often each replica is asked for its load, and how long it may take."""
 
     period_s: Seconds = 0.5  # shorter sees foreign load sooner, at one small request per replica and period
-    timeout_s: Seconds = 2.0
+    timeout_s: Seconds = 2.0  # an answer that takes longer is none
     # have vLLM tell its load in the heads of whole (not streamed) answers too; one more header for replica and client
     from_answers: bool = False
 
@@ -79,7 +79,7 @@ class PromptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `receipts`: where every decision is written down, as JSON lines. No path: nowhere."""
 
-    path: str | None = None
+    path: str | None = None  # file that gets a line for each request
     # of requests whose receipt names every candidate, as all do that failed, were late, overridden or asked about
     share: Share = 0.1  # one such line takes the interpreter some 0.3 ms, one of the others a tenth
     others: Literal["best", "none"] = "best"  # what the rest leave: the chosen and the best four, or no line
@@ -91,7 +91,7 @@ class ReceiptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class StateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `state`: where what was learned is kept over a restart. No path: it is learned anew."""
 
-    path: str | None = None
+    path: str | None = None  # file it is kept in
     every_s: Seconds = 60.0  # between two writes; the last one is at shut-down
 
 
@@ -99,7 +99,7 @@ class LookUpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Section `other_tiers.look_up`: an LMCache service that says who holds a prompt, asked beside placement."""
 
     service: Literal["controller", "coordinator"]  # of LMCache in the engines' processes, or of its own servers
-    url: str
+    url: str  # of that service
     model: str  # base model it is asked about, as the replicas name it
     served_as: str | None = None  # a coordinator's name of that model, where it is another
     ranks: Count = 1  # processes of one engine (tensor times pipeline shards), for a coordinator
@@ -126,11 +126,11 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The whole file. Exactly one of `fleet` and `worker_urls` says where the replicas are."""
 
     fleet: str | None = None  # path of a fleet file, relative to this file
-    worker_urls: list[str] | None = None
-    host: str = "0.0.0.0"
-    port: Port = 30000
-    admin_host: str = "0.0.0.0"
-    admin_port: Port = 29000
+    worker_urls: list[str] | None = None  # http(s)://host:port, or dns://name:port; nothing else is known of them
+    host: str = "0.0.0.0"  # address of the traffic port
+    port: Port = 30000  # of traffic; 0: the system chooses
+    admin_host: str = "0.0.0.0"  # address of the admin port
+    admin_port: Port = 29000  # metrics, probes, page, /fleet and admin calls
     admin_key_env: str | None = None  # environment variable with the key of admin calls; unset: there are none
     client_keys: str | None = None  # file of the keys that let clients in, relative to this file; unset: all may
     # environment variable with the key replicas want (vLLM's --api-key); the fleet file may name others

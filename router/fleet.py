@@ -43,19 +43,19 @@ class StoreSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     network: str
     host: str
-    capacity_gib: Positive | None = None
+    capacity_gib: Positive | None = None  # of it; None: not known
     events: str | None = None
 
 
 class FetchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `fetch`: what a replica does about state that the store has and its memory lacks.
 
-    discipline : see `estimators.first_token`; None: the router starts from overlapped and learns it
+    discipline : when a fetch runs, see `estimators.first_token`; None: the router starts from overlapped and learns it
     limit_ms : patience of time_limited at a request's turn
     prefetch_gib : room for fetches under way on one replica; None has no limit
     """
 
-    by: Literal["engine", "directed"] = "engine"
+    by: Literal["engine", "directed"] = "engine"  # directed: replicas read store and peers as they are told
     discipline: Discipline | None = None
     minimum_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512  # a shorter gain is computed rather than fetched
     limit_ms: NotNegative = 100.0
@@ -65,8 +65,8 @@ class FetchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class TierSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One tier of every replica: its size, and the link that its reads pass, one for each replica."""
 
-    capacity_gib: Positive
-    link: str
+    capacity_gib: Positive  # of each replica
+    link: str  # name of one in `links`
 
 
 class TiersSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,21 +79,22 @@ class TiersSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class PeersSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `peers`: the link that leaves each replica, which its readers share."""
 
-    link: str
+    link: str  # name of one in `links`
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One row of `replicas`.
 
     card : name of a card; None where it is not known
-    url : http(s)://host:port, or dns://name:port for a replica at each address of the name
+    url : http(s)://host:port, or dns://name:port for a replica at each address of the name; only the simulator can do
+        without
     events, replay : addresses of its event publisher and of that one's replay
     api_key_env : environment variable with the key it wants; None: as the whole fleet
     told : how it is told where a prompt's state is; None: as the whole fleet
     model, role, ranks, start_s, slow : read by the simulator; passed over here, but for the role, which is shown
     """
 
-    name: str
+    name: str  # of its own; it becomes a metric label
     card: str | None = None
     url: str | None = None
     events: str | None = None
@@ -114,18 +115,18 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Files are read with `load_fleet`: it knows `model: {config: path}` and cards that only change a known one.
     """
 
-    replicas: list[ReplicaSpec]
+    replicas: list[ReplicaSpec]  # at least one
     model: ModelShape | None = None  # None: unknown, priced with a neutral shape
-    cards: dict[str, Card] = {}
-    links: dict[str, LinkSpec] = {}
+    cards: dict[str, Card] = {}  # what a row leaves out is as in our own table of cards, where that has its name
+    links: dict[str, LinkSpec] = {}  # that `store`, `tiers` and `peers` name
     store: StoreSpec | None = None
     fetch: FetchSpec = FetchSpec()
     block_tokens: Count | None = None  # None: as the engines report, else 16
-    speed: Positive = 1.0
-    engine: dict[str, Any] = {}
+    speed: Positive = 1.0  # hardware that many times faster: peaks and rates of links times it
+    engine: dict[str, Any] = {}  # of simulated engines; of it the router reads `token_budget` alone
     tiers: TiersSpec | None = None
     peers: PeersSpec | None = None
-    models: dict[str, ModelShape] = {}
+    models: dict[str, ModelShape] = {}  # of simulated engines; the router passes them over
     api_key_env: str | None = None
     told: ToldSpec | None = None
     lmcache: LmcacheSpec | None = None

@@ -94,7 +94,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class TimeOuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How long the router waits for a peer. Only `total_s`, where it is set, ends a stream that progresses."""
 
-    connect_s: Seconds = 5.0
+    connect_s: Seconds = 5.0  # to a replica; then another is tried
     response_head_s: Seconds = 600.0  # from the request to the head of its answer: that of a whole one comes at its end
     first_byte_s: Seconds = 600.0  # from the request to the first byte of the body: holds queue wait and prefill
     stall_s: Seconds = 300.0  # between two pieces of a response, and for a client that does not read
