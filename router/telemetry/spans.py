@@ -2,11 +2,10 @@
 
 Model     a prompt reader and a decider that note what passes through them and change nothing but one field of the head:
           `traceparent` names the attempt as the parent of what the engine does. One request is a server span with
-          children: tokenise, decide (with match, estimate, choose and book), queue, and one client span for each
-          attempt, in which first_token reaches to the first token and stream from there to the end
+          children: receive, tokenise, decide (with match, estimate, choose and book), queue, and one client span for
+          each attempt, in which first_token reaches to the first token and stream from there to the end
 Valid     one loop. What is not sampled passes through with its client's own context
-Blind to  requests that are turned away by their head alone, and the time their bytes took to arrive: the server span
-          begins with the whole request. Prompts and answers: no span holds any text of either
+Blind to  requests that are turned away by their head alone. Prompts and answers: no span holds any text of either
 Source    OpenTelemetry semantic conventions for HTTP and for GenAI (names as of version 1.37)
 """
 
@@ -16,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from time import perf_counter, time_ns
+from time import monotonic, perf_counter, time_ns
 
 from opentelemetry.trace import (
     NonRecordingSpan,
@@ -87,9 +86,21 @@ class Passing:
 
 
 class Tracing:
-    """Makes spans. share : of requests whose clients do not say, 0..1; rng : draws which"""
+    """Makes spans. share : of requests whose clients do not say, 0..1; rng : draws which
 
-    def __init__(self, tracer: Tracer, *, share: float, rng: Random, laps: TimedLaps | None = None) -> None:
+    laps : of decisions, if anybody keeps them; clock : the traffic port's
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        *,
+        share: float,
+        rng: Random,
+        laps: TimedLaps | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._clock = clock
         self._tracer = tracer
         self._share = share
         self._rng = rng
@@ -131,10 +142,18 @@ class Tracing:
             remote = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
             context = set_span_in_context(NonRecordingSpan(remote))
         attributes = {"http.request.method": head.method.decode("latin-1"), "url.path": head.path}
+        now_ns = time_ns()
+        begun_ns = now_ns if head.began_s is None else now_ns - int(1e9 * (self._clock() - head.began_s))
         root = self._tracer.start_span(
-            attributes["http.request.method"], context=context, kind=SpanKind.SERVER, attributes=attributes
+            attributes["http.request.method"],
+            context=context,
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=begun_ns,
         )
-        return Trace(root)
+        trace = Trace(root)
+        self._child(trace, "router.receive", start_ns=begun_ns).end(now_ns)
+        return trace
 
     def _child(
         self,
