@@ -57,6 +57,7 @@ class ClientConnection(asyncio.Protocol):
         self._assembler = RequestAssembler(shared.limits)
         self._waiting = self._assembler.complete
         self._stage = (0, False)  # request and part of it that the deadline was set for
+        self._began_s: float | None = None  # when the first part came of the request that is unfinished
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | ToAll | None = None
         self._serving = False
@@ -81,11 +82,13 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._input_over:
             return
-        assembler = self._assembler
+        assembler, before = self._assembler, len(self._waiting)
         try:
             assembler.feed(data)
         except RequestUnacceptable as exc:
             self._reject(exc)
+        if self._began_s is not None and len(self._waiting) > before:
+            self._waiting[before][0].began_s, self._began_s = self._began_s, None
         if assembler.unfinished:
             self._limit_assembly()
         if self._exchange is None and (self._waiting or self._rejection is not None):
@@ -192,6 +195,8 @@ class ClientConnection(asyncio.Protocol):
         assembler = self._assembler
         stage = (assembler.begun, assembler.head_done)
         if stage != self._stage:
+            if self._began_s is None and stage[0] != self._stage[0]:
+                self._began_s = self._shared.clock()
             self._stage = stage
             times = self._times
             self._deadline.set(self._now() + (times.request_body_s if assembler.head_done else times.request_head_s))

@@ -57,6 +57,7 @@ class RequestHead:
     keep_alive : the client wants the connection kept after the answer
     upgrade : b"websocket" when it asks to switch to that, b"" otherwise
     client : name of the key that let it in; set by who asked for one
+    began_s : when its first part came, on the port's clock; None where it came whole
     trace : of who follows it; opaque
     """
 
@@ -70,6 +71,7 @@ class RequestHead:
     keep_alive: bool = True
     upgrade: bytes = b""
     client: str = ""
+    began_s: float | None = field(default=None, repr=False, compare=False)
     trace: object = field(default=None, repr=False, compare=False)
     _firsts: dict[bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -2,33 +2,28 @@
 
 Model     a prompt reader and a decider that note what passes through them and change nothing but one field of the head:
           `traceparent` names the attempt as the parent of what the engine does. One request is a server span with
-          children: tokenise, decide (with match, estimate, choose and book), queue, and one client span for each
-          attempt, in which first_token reaches to the first token and stream from there to the end
+          children: receive, tokenise, decide (with match, estimate, choose and book), queue, and one client span for
+          each attempt, in which first_token reaches to the first token and stream from there to the end
 Valid     one loop. What is not sampled passes through with its client's own context
-Blind to  requests that are turned away by their head alone, and the time their bytes took to arrive: the server span
-          begins with the whole request. Prompts and answers: no span holds any text of either
-Source    OpenTelemetry semantic conventions for HTTP and for GenAI (names as of version 1.37)
+Blind to  requests that are turned away by their head alone. Prompts and answers: no span holds any text of either
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
-from time import perf_counter, time_ns
+from time import monotonic, perf_counter, time_ns
 
 from opentelemetry.trace import (
     NonRecordingSpan,
     Span,
     SpanContext,
     SpanKind,
-    StatusCode,
     TraceFlags,
     Tracer,
     set_span_in_context,
 )
-from opentelemetry.util.types import AttributeValue
 
 from estimators.request import RequestFacts
 from router.actions import Action, Cause, Ended, Hold, Refuse, Send
@@ -39,57 +34,36 @@ from router.placing import Placement
 from router.receipts import Receipt
 from router.resume.reasons import WhyNot
 from router.telemetry.context import TRACEPARENT, parent_of, traceparent
-
-Attributes = Mapping[str, AttributeValue | None]
-
-OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/v1/completions": "text_completion",
-    "/generate": "text_completion",
-    "/v1/embeddings": "embeddings",
-}
-PROVIDER = "tfirst"  # the engines behind it may be of several kinds
-
-
-@dataclass(slots=True, eq=False)
-class Trace:
-    """One sampled request. The spans that are open now; None where none of that kind is."""
-
-    root: Span
-    queue: Span | None = None
-    attempt: Span | None = None
-    part: Span | None = None  # of the attempt: first_token or stream
-
-    def end_attempt(self, cause: str) -> None:
-        """It came to nothing."""
-        for span in (self.part, self.attempt):
-            if span is not None:
-                span.set_attribute("error.type", cause)
-                span.set_status(StatusCode.ERROR)
-                span.end()
-        self.attempt = self.part = None
-
-    def close(self) -> None:
-        """It is over, and so is all that is open of it."""
-        for span in (self.part, self.attempt, self.queue, self.root):
-            if span is not None:
-                span.end()
-        self.part = self.attempt = self.queue = None
-
-
-@dataclass(slots=True, eq=False)
-class Passing:
-    """One that is not sampled. parent : its client's own context; b"" without one"""
-
-    parent: bytes
+from router.telemetry.trace import (
+    Attributes,
+    Passing,
+    Trace,
+    broken,
+    choice_of,
+    ended,
+    facts_of,
+    operation_of,
+    refused,
+    set_known,
+)
 
 
 class Tracing:
-    """Makes spans. share : of requests whose clients do not say, 0..1; rng : draws which"""
+    """Makes spans. share : of requests whose clients do not say, 0..1; rng : draws which
 
-    def __init__(self, tracer: Tracer, *, share: float, rng: Random, laps: TimedLaps | None = None) -> None:
+    laps : of decisions, if anybody keeps them; clock : the traffic port's
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        *,
+        share: float,
+        rng: Random,
+        laps: TimedLaps | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._clock = clock
         self._tracer = tracer
         self._share = share
         self._rng = rng
@@ -131,10 +105,18 @@ class Tracing:
             remote = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
             context = set_span_in_context(NonRecordingSpan(remote))
         attributes = {"http.request.method": head.method.decode("latin-1"), "url.path": head.path}
+        now_ns = time_ns()
+        begun_ns = now_ns if head.began_s is None else now_ns - int(1e9 * (self._clock() - head.began_s))
         root = self._tracer.start_span(
-            attributes["http.request.method"], context=context, kind=SpanKind.SERVER, attributes=attributes
+            attributes["http.request.method"],
+            context=context,
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=begun_ns,
         )
-        return Trace(root)
+        trace = Trace(root)
+        self._child(trace, "router.receive", start_ns=begun_ns).end(now_ns)
+        return trace
 
     def _child(
         self,
@@ -148,7 +130,7 @@ class Tracing:
     ) -> Span:
         context = set_span_in_context(of or trace.root)
         span = self._tracer.start_span(name, context=context, kind=kind, start_time=start_ns)
-        _set(span, attributes or {})
+        set_known(span, attributes or {})
         return span
 
     def decided(self, trace: Trace, begun_ns: int, ended_ns: int, laps: list[Lap], actions: list[Action]) -> None:
@@ -160,7 +142,7 @@ class Tracing:
             part.end(int(lap.ended_s * 1e9) + to_ns)
         for action in actions:
             if isinstance(action, Send) and action.request.trace is trace:
-                _set(span, choice_of(action))
+                set_known(span, choice_of(action))
         span.end(ended_ns)
 
     def acted(self, actions: list[Action]) -> None:
@@ -216,8 +198,8 @@ class _TracedDecider:
         trace = request.trace
         if not isinstance(trace, Trace):
             return self._told(self._decider.arrived(request, now_s))
-        _set(trace.root, facts_of(request))
-        trace.root.update_name(f"{_operation(request)} {request.model}")
+        set_known(trace.root, facts_of(request))
+        trace.root.update_name(f"{operation_of(request)} {request.model}")
         actions = self._decided(trace, lambda: self._decider.arrived(request, now_s))
         for action in actions:
             if isinstance(action, Refuse) and action.held is None:
@@ -251,7 +233,7 @@ class _TracedDecider:
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Action]:
         trace = sent.request.trace
         if isinstance(trace, Trace):
-            _set(trace.root, {"gen_ai.usage.input_tokens": ended.prompt_tokens})
+            set_known(trace.root, {"gen_ai.usage.input_tokens": ended.prompt_tokens})
         return self._over(sent, self._decider.finished(sent, ended, now_s))
 
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
@@ -261,7 +243,7 @@ class _TracedDecider:
         actions = self._decider.left(hold, now_s, too_long=too_long)
         trace = hold.request.trace
         if isinstance(trace, Trace):
-            _set(trace.root, {"tfirst.outcome": "failed" if too_long else "cancelled"})
+            set_known(trace.root, {"tfirst.outcome": "failed" if too_long else "cancelled"})
             trace.close()
         return self._told(actions)
 
@@ -294,75 +276,6 @@ class _TracedDecider:
         if actions:
             self._tracing.acted(actions)
         return actions
-
-
-def facts_of(request: RequestFacts) -> Attributes:
-    """What a request asks for."""
-    return {
-        "gen_ai.operation.name": _operation(request),
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": request.model,
-        "gen_ai.request.max_tokens": request.max_tokens,
-        "gen_ai.request.stream": request.streams,
-        "tfirst.request_id": request.request_id,
-        "tfirst.prompt_tokens": request.prompt_tokens,
-        "tfirst.prompt_exact": request.prompt_exact,
-        "tfirst.blocks": len(request.chain),
-    }
-
-
-def choice_of(send: Send) -> dict[str, AttributeValue | None]:
-    """What was chosen, and what was expected of it: why this replica."""
-    chosen: dict[str, AttributeValue | None] = {
-        "tfirst.replica": send.replica,
-        "tfirst.path": send.path.value,
-        "tfirst.source": send.source,
-    }
-    placement = send.placement
-    if isinstance(placement, Placement):
-        chosen |= {"tfirst.policy": placement.receipt.policy, "tfirst.reason": placement.receipt.reason}
-        if placement.notes is not None:
-            one = placement.notes.chosen
-            for name in ("queue_s", "fetch_s", "compute_s", "expected_s", "hit_probability", "first_token_p99_s"):
-                chosen[f"tfirst.expected.{name}"] = getattr(one, name)
-            chosen["tfirst.expected.reused_tokens"] = one.local_tokens + one.fetched_tokens
-    return chosen
-
-
-def ended(trace: Trace, receipt: Receipt) -> None:
-    """A request ended, as its receipt says."""
-    _set(
-        trace.root,
-        {
-            "tfirst.outcome": receipt.outcome,
-            "tfirst.attempts": receipt.attempts,
-            "http.response.status_code": receipt.status,
-            "gen_ai.usage.output_tokens": receipt.output_tokens,
-            "gen_ai.usage.cache_read.input_tokens": receipt.cached_tokens,
-            "gen_ai.response.time_to_first_chunk": receipt.first_token_s,
-        },
-    )
-    if receipt.status is not None and trace.attempt is not None:
-        trace.attempt.set_attribute("http.response.status_code", receipt.status)
-    if receipt.outcome in ("failed", "server_error"):
-        trace.root.set_attribute("error.type", receipt.cause or receipt.outcome)
-        trace.root.set_status(StatusCode.ERROR)
-    trace.close()
-
-
-def refused(trace: Trace, refusal: Refuse) -> None:
-    """It ended with an answer of the router's own."""
-    if not trace.root.is_recording():  # ended before, with its last attempt
-        return
-    why = None if refusal.why is None else refusal.why.value
-    _set(
-        trace.root,
-        {"tfirst.outcome": "refused", "tfirst.cause": why, "http.response.status_code": refusal.status},
-    )
-    if refusal.status >= 500:
-        trace.root.set_attribute("error.type", why or str(refusal.status))
-        trace.root.set_status(StatusCode.ERROR)
-    trace.close()
 
 
 class Reading:
@@ -403,13 +316,6 @@ class Reading:
             self.over(answer.result())
 
 
-def broken(trace: Trace, exc: BaseException) -> None:
-    """The router failed at it. What the exception said is not noted, since it may quote a prompt."""
-    trace.root.set_attribute("error.type", type(exc).__name__)
-    trace.root.set_status(StatusCode.ERROR)
-    trace.close()
-
-
 def _marked(answer: Read, follows: object) -> Read:
     """The answer of a reader, with whose it is."""
     if not isinstance(answer, Refuse):
@@ -426,11 +332,6 @@ def _mark_later(answer: asyncio.Future[Read], follows: object) -> asyncio.Future
     return answer
 
 
-def _set(span: Span, attributes: Attributes) -> None:
-    """Those that are known."""
-    span.set_attributes({name: value for name, value in attributes.items() if value is not None})
-
-
 def _receipt(sent: Send) -> Receipt | None:
     return sent.placement.receipt if isinstance(sent.placement, Placement) else None
 
@@ -438,7 +339,3 @@ def _receipt(sent: Send) -> Receipt | None:
 def _is_for(action: Action, trace: Trace) -> bool:
     """Whether it says how the request that was asked about goes on."""
     return not isinstance(action, Refuse) and action.request.trace is trace
-
-
-def _operation(request: RequestFacts) -> str:
-    return OPERATIONS.get(request.path, "text_completion" if request.generates else request.path.rpartition("/")[2])

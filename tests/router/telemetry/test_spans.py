@@ -116,7 +116,7 @@ async def test_one_stream_is_one_trace_from_prompt_to_end(seen: Seen) -> None:
     assert said["http.response.status_code"] == 200
     assert said["tfirst.outcome"] == "ok"
     decide, attempt = seen.one("router.decide"), seen.one("router.attempt")
-    for name in ("router.tokenise", "router.decide", "router.attempt"):
+    for name in ("router.receive", "router.tokenise", "router.decide", "router.attempt"):
         assert parent(seen.one(name)) == span_id(root)
     for name in ("router.match", "router.estimate", "router.choose", "router.book"):
         part = seen.one(name)
@@ -295,3 +295,23 @@ async def test_the_rest_of_a_broken_stream_is_another_attempt_of_the_same_trace(
     assert len(seen.named("router.tokenise")) == 2
     assert len(seen.named("router.stream")) == 2
     assert len({span.context.trace_id for span in seen.spans if span.context is not None}) == 1
+
+
+async def test_a_request_that_comes_in_parts_is_received_from_its_first_to_its_last(seen: Seen) -> None:
+    body = b'{"model":"m1","prompt":[1,2,3]}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with traced(seen, answers) as router:
+        shared = router.gateway._traffic._shared
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.gateway.traffic_port)
+        writer.write(head + body[:5])
+        await until(lambda: any(client._began_s is not None for client in shared.clients))
+        writer.write(body[5:] + head + body)  # and another, whole, behind it
+        assert b"200" in await reader.readline()
+        await until(lambda: len(router.receipts) == 2)
+        writer.close()
+        await writer.wait_closed()
+    first, second = seen.named("router.receive")
+    assert first.start_time is not None
+    assert first.end_time is not None
+    assert first.end_time > first.start_time
+    assert second.start_time == second.end_time
