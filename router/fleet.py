@@ -230,6 +230,8 @@ def check_fleet(fleet: Fleet) -> None:
     for name in names:
         if not name or is_nobody(name):
             raise ConfigError(f"a replica cannot be called {name!r}: names are not empty and do not begin with '('")
+        if not name.isprintable():  # it stands in logs, header fields and metrics
+            raise ConfigError(f"a replica cannot be called {name!r}: names have printable characters only")
     for replica in fleet.replicas:
         check_address(f"events of {replica.name!r}", replica.events)
         check_address(f"replay of {replica.name!r}", replica.replay)

@@ -511,6 +511,12 @@ class Gateway:
 
     def _keep(self, receipt: Receipt, request: RequestFacts | None, detail: Detail | None) -> None:
         """Keep a receipt for the page, and write it down; what there is of its decision is worked out by others."""
+        try:
+            self._show_and_write(receipt, request, detail)
+        except Exception:  # others may end, or go, in the same call of the dispatcher, and would never hear of it
+            log.exception("the receipt of request %s could not be kept", receipt.request_id)
+
+    def _show_and_write(self, receipt: Receipt, request: RequestFacts | None, detail: Detail | None) -> None:
         self._live.ended(receipt, detail)
         if isinstance(detail, Notes):
             self._metrics.count_regret(receipt, detail)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,7 +75,8 @@ class Directions:
         self._aside = aside
         self._by_row = [Rests() for _ in listeners]  # of what is told with the request
         self._services = {means: Rests() for means in Means}  # of who is told aside, which all replicas share
-        self._open: dict[str, Hint] = {}  # by request
+        self._open: dict[int, Hint] = {}  # by the request's identity: clients choose ids, and may choose one twice
+        self._numbers = count(1)  # of tellings in a body
         self._look_s = -inf  # when somebody's rest is over
         self._look_anew()
 
@@ -148,12 +150,12 @@ class Directions:
 
     def over(self, gone: Send | Hold) -> list[Aside]:
         """The request will not need what was told aside for it: it is over, it failed there, or its client left."""
-        hint = self._open.pop(gone.request.request_id, None)
+        hint = self._open.pop(id(gone.request), None)
         return [] if hint is None else [Withdraw(hint)]
 
     def first_token(self, sent: Send) -> None:
         """What was told aside has been used, or never will be."""
-        self._open.pop(sent.request.request_id, None)
+        self._open.pop(id(sent.request), None)
 
     def finished(self, sent: Send, ended: Ended, now_s: float) -> list[Aside]:
         """`sent` was answered: what that says of having been told."""
@@ -185,7 +187,7 @@ class Directions:
             return self.over(sent)
         if means not in _WITH_REQUEST:
             asides = self._aside_for(self._hint(sent, means, sent.row, sent.source), now_s)
-            if sent.request.request_id in self._open:
+            if id(sent.request) in self._open:
                 _note(sent, means)
             return asides
         source = None if sent.source is None else self.listeners[self._rows[sent.source]]
@@ -194,7 +196,7 @@ class Directions:
         if means is Means.HEADER:
             sent.extra_headers.append(source_field(source.host, source.port))
         else:
-            own_id = f"{sent.request.request_id}-{sent.attempt}"
+            own_id = f"{sent.request.request_id}-{next(self._numbers)}"
             sent.members[TRANSFER_FIELD] = source_member(source.host, source.port, own_id)
         self.counts[means, "told"] += 1
         _note(sent, means)
@@ -205,16 +207,16 @@ class Directions:
 
     def _aside_for(self, hint: Hint, now_s: float) -> list[Aside]:
         """Tell it, unless that was told already; what was told for another replica is taken back."""
-        request_id = hint.request.request_id
-        before = self._open.get(request_id)
+        key = id(hint.request)
+        before = self._open.get(key)
         if before is not None and (before.means, before.row, before.source) == (hint.means, hint.row, hint.source):
             return []
         asides: list[Aside] = []
         if before is not None:
-            del self._open[request_id]
+            del self._open[key]
             asides.append(Withdraw(before))
         if self._aside and self._services[hint.means].usable(now_s):
-            self._open[request_id] = hint
+            self._open[key] = hint  # which keeps the request, and so its identity
             asides.append(hint)
         return asides
 

@@ -281,6 +281,8 @@ def verdict(found: Comparison) -> str:
             f"{arm} and {control} cannot be compared: {found.arm_units} to {found.control_units} units is not the share"
             f" they were meant to get (p = {found.ratio_p_value:.2g}), so something else than chance assigned them."
         )
+    if not found.control_requests or not found.arm_requests:
+        return f"Nothing can be said of {arm} and {control}: {_missing(found)}."
     if not found.looks:
         return (
             f"Nothing can be said of {arm} and {control} yet: at least {sequential.LEAST_UNITS} units of each are"
@@ -288,6 +290,12 @@ def verdict(found: Comparison) -> str:
         )
     last = found.looks[-1]
     between = f"between {_amount(found, last.low)} and {_amount(found, last.high)}"
+    if not found.decided and last.low == last.high == 0.0:
+        value = _amount(found, found.differences[0].control)
+        return (
+            f"No difference of {arm} and {control} in {what} has been seen: it is {value} throughout, which does not"
+            " say how rare anything else is."
+        )
     if not found.decided:
         return (
             f"No difference of {arm} and {control} in mean {what} has been shown: it is {between}"
@@ -302,6 +310,15 @@ def verdict(found: Comparison) -> str:
         f" {between} ({1 - found.alpha:.0%} at any time of looking), so {arm if mean.difference < 0 else control}"
         f" is the better{_mixed(found)}."
     )
+
+
+def _missing(found: Comparison) -> str:
+    """Why an arm has no value of the metric."""
+    if found.metric == "per_token":
+        return (
+            "of one no answer says how many tokens it had, which `inject_usage` in the configuration asks of replicas"
+        )
+    return "one has no answer that ended well"
 
 
 def _mixed(found: Comparison) -> str:

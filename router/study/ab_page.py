@@ -187,8 +187,8 @@ def draw(found: Sequence[Comparison], path: Path) -> None:
         _draw_looks(row[1], one)
     try:
         figure.savefig(path, dpi=110)
-    except OSError as exc:
-        raise ConfigError(f"--png {path}: {exc.strerror}") from exc
+    except (OSError, ValueError) as exc:  # the latter: no format of that suffix
+        raise ConfigError(f"--png {path}: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
 def _draw_forest(axes: Any, one: Comparison) -> None:

@@ -20,6 +20,8 @@ import numpy as np
 from router.receipts import Candidate, Receipt
 from router.study.groups import Floats, arm_of, column, length_group, length_name
 
+OVERRIDDEN = "(chosen by clients)"
+
 
 class Rightness(msgspec.Struct, frozen=True, kw_only=True):
     """Of one group. Shares 0..1, seconds; NaN (null in JSON) where nothing can be said."""
@@ -73,7 +75,7 @@ def calibration_of(receipts: Sequence[Receipt]) -> Calibration:
         by_replica=[rightness(name, some) for name, some in _grouped(seen, _replica).items()],
         by_path=[rightness(name, some) for name, some in _grouped(seen, _path).items()],
         by_length=[rightness(length_name(int(group)), some) for group, some in lengths.items()],
-        regret=[regret(name, some) for name, some in _grouped(receipts, arm_of).items()],
+        regret=[regret(name, some) for name, some in _grouped(receipts, _arm).items()],
     )
 
 
@@ -119,6 +121,11 @@ def _grouped(receipts: Sequence[Receipt], key: Callable[[Receipt], str]) -> dict
 def _of_choice(receipts: Sequence[Receipt], read: Callable[[Candidate], float | None]) -> Floats:
     """One number of each chosen candidate."""
     return column(receipts, lambda one: None if one.choice is None else read(one.choice))
+
+
+def _arm(receipt: Receipt) -> str:
+    """Whose numbers it counts among: of no arm where the client chose the rule, as in `tfirst ab`."""
+    return OVERRIDDEN if receipt.override else arm_of(receipt)
 
 
 def _replica(receipt: Receipt) -> str:

@@ -22,6 +22,7 @@ REASONS = {
     "no_prefix": "nobody had enough of the prompt to follow it",
     "best_score": "it had the best score",
     "lowest_estimate": "it had the lowest estimate",
+    "best_effort": "no candidate was likely enough to meet the deadlines, and it had the lowest estimate",
 }
 NOTICED_S = 1e-3  # shorter differences are not worth a word
 
@@ -70,7 +71,16 @@ def what_came(receipt: Receipt) -> str:
             if waited_s <= limit_s
         ]
         within = f", inside its {inside[0]}" if inside else ", beyond its p99"
-    return f"{how}; the {token} came after {seconds(waited_s)}, {against}{within}{_regretted(receipt)}."
+    missed = _against_deadline(receipt)
+    return f"{how}; the {token} came after {seconds(waited_s)}, {against}{within}{missed}{_regretted(receipt)}."
+
+
+def _against_deadline(receipt: Receipt) -> str:
+    """Whether the first token kept to what the client asked for; both from arrival, as clients count."""
+    if receipt.deadline_s is None or receipt.first_token_s is None:
+        return ""
+    met = "inside" if receipt.first_token_s <= receipt.deadline_s else "after"
+    return f", {met} its deadline of {seconds(receipt.deadline_s)}"
 
 
 def _not_placed(receipt: Receipt) -> str:

@@ -152,6 +152,7 @@ def test_exactly_one_source_of_replicas_must_be_named(text: str) -> None:
         (("replicas:", "speed: 0\nreplicas:"), "speed"),
         (('"http://127.0.0.1:8001"', '"http://127.0.0.1:8001", events: "127.0.0.1:5557"'), "ZMQ address"),
         (("name: b", "name: store"), "cannot be called 'store'"),
+        (("name: b", 'name: "b\\n c"'), "printable characters only"),
         (("replicas:", "store: {network: net, host: pcie}\nreplicas:"), "net"),
     ],
 )

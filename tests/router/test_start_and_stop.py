@@ -31,6 +31,7 @@ from tests.router.http.stubs import (
     post,
     until,
 )
+from tests.router.receipts.builders import a_receipt
 
 TOKEN = chunk(b'data: {"choices":[{"text":"x"}]}\n\n')
 STREAMED = post(b'{"model":"m1","prompt":[1,2],"stream":true}')
@@ -237,3 +238,16 @@ async def test_a_part_that_cannot_stop_keeps_nothing_else_open() -> None:
     gateway._closers += [closes, fails, closes]
     await gateway.stop()
     assert closed == ["closed", "closed"]
+
+
+async def test_a_receipt_that_cannot_be_kept_is_no_matter_of_the_request(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Gateway(RouterConfig(), Fleet(replicas=[ReplicaSpec(name="a", url="http://127.0.0.1:1")]))
+
+    def ended(*facts: object) -> None:
+        raise ValueError("somebody who shows it")
+
+    monkeypatch.setattr(gateway._live, "ended", ended)
+    gateway._keep(a_receipt(request_id="r-7"), None, None)
+    assert "r-7 could not be kept" in caplog.text

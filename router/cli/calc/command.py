@@ -60,6 +60,8 @@ def _run(calculator: Calculator, args: argparse.Namespace, console: Console) -> 
             save_plot(next(plot for plot in calculator.plots if plot.name == args.figure), args.plot, inputs)
     except (ValueError, ArithmeticError) as exc:  # the latter from numbers no machine or model has
         raise ConfigError(f"{calculator.name}: {exc}") from exc
+    except MemoryError as exc:
+        raise ConfigError(f"{calculator.name}: a count is too large to be worked out in this machine's memory") from exc
     if encoded is not None:
         print(encoded)
     else:

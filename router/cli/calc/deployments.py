@@ -162,6 +162,8 @@ def _ways(facts: Facts, prefill: tuple[int, ...] | None) -> list[Deployment]:
     """All cards in each organisation; a store beside replicas only where something can be found in it."""
     if prefill is not None and len(prefill) != len(facts.cards):
         raise ValueError(f"--prefill names {len(prefill)} kinds of cards and --cards {len(facts.cards)}")
+    if prefill is not None and not 0 < sum(prefill) < sum(one.count for one in facts.cards):
+        raise ValueError(f"--prefill takes {sum(prefill)} of the cards; at least one has to prefill and one to decode")
     found = [
         deployment(facts, organisation, prefill=prefill if organisation.splits else None)
         for organisation in Organisation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,8 @@ def number_text(value: Scalar) -> str:
         return "yes" if value else "no"
     if value == inf:
         return "no limit"
+    if isnan(value):
+        return "-"
     if isinstance(value, int) or (value == round(value) and abs(value) < 1e12):
         return f"{round(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -130,6 +130,13 @@ def test_an_error_of_the_arithmetic_is_a_sentence_too(capsys: pytest.CaptureFixt
     assert "outside 1 to the 256 experts" in sentence(["expert-skew", "--cards", "512"], capsys)
 
 
+def test_absurd_counts_and_splits_without_a_side_are_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "too large" in sentence(["pools", f"--batch={10**15}"], capsys)
+    for split in ("0,0", "4,4"):
+        said = sentence(["deployments", "--prefill", split], capsys)
+        assert said.endswith("at least one has to prefill and one to decode")
+
+
 @pytest.mark.parametrize(
     ("one", "text", "value"),
     [
@@ -198,7 +205,7 @@ def test_numbers_of_numpy_and_no_limit_go_into_json_too() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(3, "3"), (4.5512, "4.551"), (70272.0, "70,272"), (1234.5, "1,234"), (True, "yes"), ("decode", "decode"),
-     (1e-6, "1e-06"), (float("inf"), "no limit"), (1.5e9, "1,500,000,000")],
+     (1e-6, "1e-06"), (float("inf"), "no limit"), (float("nan"), "-"), (1.5e9, "1,500,000,000")],
 )  # fmt: skip
 def test_numbers_are_shown_with_four_figures(value: Any, text: str) -> None:
     assert number_text(value) == text

@@ -86,6 +86,17 @@ def test_a_body_names_it_with_an_id_of_its_own_for_each_attempt() -> None:
     assert (receipt_of(second).directed, receipt_of(second).edited) == ("body", ("kv_transfer_params",))
 
 
+def test_two_requests_to_which_clients_gave_one_id_are_told_apart() -> None:
+    moved, read = ahead(ToldSpec(peer="move", store="never")), told_peer("body")
+    first, second = (moved.send(0.0, request_id="same") for _ in range(2))
+    hints = [aside for aside in moved.asides if isinstance(aside, Hint)]
+    assert [hint.request for hint in hints] == [first.request, second.request]
+    moved.decider.cancelled(first, 0.1)
+    assert [aside.hint for aside in moved.asides if isinstance(aside, Withdraw)] == hints[:1]
+    members = [read.send(0.0, request_id="same").members["kv_transfer_params"] for _ in range(2)]
+    assert members[0].replace(b"same", b"") != members[1].replace(b"same", b"")
+
+
 def test_who_holds_the_prompt_and_is_free_is_told_nothing() -> None:
     sent = Told(ToldSpec(peer="header", store="never")).send()
     assert (sent.row, sent.path) == (2, Path.LOCAL)
@@ -216,15 +227,16 @@ def test_who_waits_for_a_known_replica_has_its_state_called_for_at_once_and_only
     fleet = ahead(ToldSpec(store="prefetch"), store=BLOCKS)
     hold = a_hold(0)
     assert [type(aside) for aside in fleet.directions.directed([hold], 0.0)] == [Hint]
-    sent = fleet.send()  # the same request, once there is room on the same replica
+    sent = only_send(fleet.decider.arrived(hold.request, 0.0))  # once there is room on the same replica
     assert sent.row == 0
     assert fleet.asides == []
 
 
 def test_who_waited_for_one_and_goes_to_another_has_it_called_for_there_instead() -> None:
     fleet = ahead(ToldSpec(store="prefetch"), store=BLOCKS)
-    (first,) = fleet.directions.directed([a_hold(1)], 0.0)
-    fleet.send()
+    hold = a_hold(1)
+    (first,) = fleet.directions.directed([hold], 0.0)
+    fleet.decider.arrived(hold.request, 0.0)
     taken_back, second = fleet.asides
     assert isinstance(taken_back, Withdraw)
     assert isinstance(second, Hint)

@@ -228,6 +228,22 @@ def test_failures_are_a_metric_too() -> None:
     assert "so a is the better" in found.verdict
 
 
+def test_an_experiment_without_any_failure_does_not_claim_to_know_how_rare_they_are() -> None:
+    said = compared(an_experiment(units=200), "failures").verdict
+    assert "it is 0 % throughout, which does not say how rare anything else is" in said
+    assert "between" not in said
+
+
+def test_answers_that_do_not_say_their_tokens_have_no_pace_to_compare_and_the_verdict_says_what_asks_for_them() -> None:
+    receipts = an_experiment(units=100)
+    for receipt in receipts:
+        receipt.output_tokens = None
+    assert "inject_usage" in compared(receipts, "per_token").verdict
+    for receipt in receipts:
+        receipt.outcome = "failed" if receipt.arm == "b" else "ok"
+    assert "no answer that ended well" in compared(receipts).verdict
+
+
 @pytest.mark.parametrize(
     ("arms", "metric", "control", "says"),
     [
@@ -295,3 +311,14 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in an_experiment(units=80)))
     assert main(["ab", str(path), "--png", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_picture_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in an_experiment(units=80)))
+    for name, says in (("ab.shape", "'shape' is not supported"), ("absent/ab.png", "No such file")):
+        assert main(["ab", str(path), "--png", str(tmp_path / name)]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert len(said.splitlines()) == 1

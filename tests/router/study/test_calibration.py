@@ -12,7 +12,7 @@ import pytest
 
 from router.cli.main import main
 from router.receipts import Receipt
-from router.study.calibration import calibration_of
+from router.study.calibration import OVERRIDDEN, calibration_of
 from router.study.groups import LENGTH_EDGES, length_group, length_name, per_token_s
 from tests.router.receipts.builders import a_candidate, a_receipt
 
@@ -74,6 +74,11 @@ def test_regret_is_told_by_arm_and_unknown_where_there_was_no_other_candidate() 
     assert one.regretted == pytest.approx(2 / 3)
     assert (other.name, other.requests) == ("b", 0)
     assert isnan(other.mean_s)
+
+
+def test_requests_whose_client_chose_the_rule_are_in_no_arms_regret() -> None:
+    receipts = [a_receipt(0, arm="a", regret_s=0.1), a_receipt(1, arm="a", regret_s=9.0, override=True)]
+    assert [(one.name, one.mean_s) for one in calibration_of(receipts).regret] == [(OVERRIDDEN, 9.0), ("a", 0.1)]
 
 
 def test_each_length_is_in_one_group_and_names_say_which() -> None:

@@ -83,6 +83,14 @@ def test_the_sentence_says_who_was_next_best_and_by_how_much() -> None:
     assert "after 400 ms, that of the next best, idle (recompute), after 800 ms" in text
 
 
+@pytest.mark.parametrize(("deadline_s", "says"), [(0.6, "inside its deadline of 600 ms"), (0.2, "after its deadline")])
+def test_a_deadline_is_told_with_what_came(deadline_s: float, says: str) -> None:
+    receipt = the_choice_between_two(deadline_s=deadline_s, reason="best_effort")
+    assert says in what_came(receipt)
+    assert "no candidate was likely enough to meet the deadlines" in why(receipt)
+    assert "deadline" not in what_came(the_choice_between_two())
+
+
 def test_a_rule_that_passed_over_a_sooner_first_token_says_what_it_saved() -> None:
     slow, fast = the_choice_between_two().candidates
     slow.pace_s, fast.pace_s, fast.queue_price_s, slow.queue_price_s = 0.02, 0.01, 0.1, 0.5
