@@ -228,6 +228,17 @@ def test_failures_are_a_metric_too() -> None:
     assert "so a is the better" in found.verdict
 
 
+def test_after_a_change_of_shares_only_requests_under_the_new_ones_are_compared() -> None:
+    old, new = an_experiment(units=150, seed=2), an_experiment(units=300, better_by=0.4, share=0.75, seed=3)
+    for one in new:
+        one.arm_share = 0.75 if one.arm == "b" else 0.25
+        one.arrived_at += 1.0
+    found = compared(old + new)
+    assert found.before_change == len(old)
+    assert msgspec.structs.replace(found, before_change=0) == compared(new)
+    assert "so b is the better" in found.verdict
+
+
 def test_an_experiment_without_any_failure_does_not_claim_to_know_how_rare_they_are() -> None:
     said = compared(an_experiment(units=200), "failures").verdict
     assert "it is 0 % throughout, which does not say how rare anything else is" in said
