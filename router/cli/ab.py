@@ -60,6 +60,8 @@ class AbCommand:
         console = Console()
         for one in found:
             show(one, console)
+        if kept.passed_over:
+            print(kept.passed_over)
         return 0
 
 

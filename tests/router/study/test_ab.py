@@ -307,9 +307,12 @@ def test_the_command_prints_a_verdict_and_writes_page_and_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, page = tmp_path / "r.jsonl", tmp_path / "ab.html"
-    path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in an_experiment(units=120, better_by=0.4)))
+    lines = [msgspec.json.encode(one) for one in an_experiment(units=120, better_by=0.4)]
+    path.write_bytes(b"\n".join([*lines, b"cut of", lines[0][:40]]))
     assert main(["ab", str(path), "--html", str(page)]) == 0
-    assert "so b is the better" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "so b is the better" in out
+    assert "2 lines are no receipts and were passed over" in out
     assert "so b is the better" in page.read_text()
     assert main(["ab", str(path), "--json", "--metric", "end_to_end"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["metric"] == "end_to_end"
