@@ -19,6 +19,7 @@ class Cause(Enum):
     OVERLOADED = "overloaded"  # 429, 502 or 503 head: meant for retry elsewhere, else relayed
     ELSEWHERE = "elsewhere"  # it does not keep the response asked for: another may, else its answer is relayed
     TOO_LONG = "too_long"  # longer than the router allows in all, which is nobody's failure: never retried
+    STOPPING = "stopping"  # the router stopped before it ended, which is nobody's failure: never retried
     BROKEN = "broken"  # lost or malformed after response bytes were relayed: at most the rest is asked for elsewhere
     REST_REFUSED = "rest_refused"  # it would not go on with a stream that broke elsewhere, which is no failure of its
 

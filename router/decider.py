@@ -97,9 +97,9 @@ class TimedDecider:
         self._over(sent)
         return self._complete(self._dispatcher.cancelled(sent, now_s), now_s)
 
-    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
+    def left(self, hold: Hold, now_s: float, *, cause: Cause | None = None) -> list[Action]:
         self._over(hold)
-        return self._complete(self._dispatcher.left(hold, now_s, too_long=too_long), now_s)
+        return self._complete(self._dispatcher.left(hold, now_s, cause=cause), now_s)
 
     def due(self, now_s: float) -> list[Action]:
         return self._complete(self._dispatcher.due(now_s), now_s)

@@ -42,8 +42,8 @@ from router.telling import telling
 
 MOST_ASKED = 64  # replicas asked for one stored response, so that a guessed id costs no more
 OVERLOADED_S = 1.0  # how long an overloaded replica is left alone that does not say
-_NEUTRAL = (Cause.ELSEWHERE, Cause.TOO_LONG, Cause.REST_REFUSED)  # for health
-_LAST = (Cause.BROKEN, Cause.TOO_LONG, Cause.REST_REFUSED)  # no other attempt, and no answer of the router's
+_NEUTRAL = (Cause.ELSEWHERE, Cause.TOO_LONG, Cause.STOPPING, Cause.REST_REFUSED)  # for health
+_LAST = (Cause.BROKEN, Cause.TOO_LONG, Cause.STOPPING, Cause.REST_REFUSED)  # no other attempt, nor our own answer
 _NONE: frozenset[int] = frozenset()
 _TROUBLES = {Cause.CONNECT: Trouble.UNREACHABLE}  # all other causes are a kind of silence
 
@@ -261,9 +261,9 @@ class Dispatcher:
         self._close(_placement(sent), Outcome.CANCELLED, now_s)
         return self._entrance.let_go(now_s)
 
-    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
-        """The client of a request that waits left, or it took too long in all: it is forgotten."""
-        self._entrance.left(hold, now_s, too_long=too_long)
+    def left(self, hold: Hold, now_s: float, *, cause: Cause | None = None) -> list[Action]:
+        """A request that waits is forgotten. cause : why it is not to be answered any more; None: its client left"""
+        self._entrance.left(hold, now_s, cause=cause)
         return []
 
     def due(self, now_s: float) -> list[Action]:

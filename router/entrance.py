@@ -126,16 +126,16 @@ class Entrance:
             self._break(receipt, arrived_at_s, now_s)
             raise
 
-    def left(self, hold: Hold, now_s: float, *, too_long: bool) -> None:
-        """The client of a request that waits left, or it took too long in all: it is forgotten."""
+    def left(self, hold: Hold, now_s: float, *, cause: Cause | None) -> None:
+        """A request that waits is forgotten. cause : why it is not to be answered any more; None: its client left"""
         ticket = hold.ticket
         assert isinstance(ticket, Ticket), "a Hold made here"
         assert self._backlog.remove(ticket), f"request {hold.request.request_id} does not wait any more"
         one = _candidacy(ticket)
         self._give_up_claim(one)
-        if too_long:
-            one.receipt.cause = Cause.TOO_LONG.value
-        outcome = Outcome.FAILED if too_long else Outcome.CANCELLED
+        if cause is not None:
+            one.receipt.cause = cause.value
+        outcome = Outcome.CANCELLED if cause is None else Outcome.FAILED
         self._endings.close(one.receipt, outcome, arrived_at_s=one.arrived_at_s, now_s=now_s)
 
     def let_go(self, now_s: float) -> list[Action]:

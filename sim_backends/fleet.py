@@ -74,13 +74,15 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One entry of `cards`, at speed 1. The two shares are the router's start values; service times have their own."""
+    """One entry of `cards`, at speed 1. From the shares on all is the router's; service times here have their own."""
 
     peak_tflops: Positive
     memory_gb_s: Positive
     memory_gib: Positive
     compute_share: Share | None = None
     memory_share: Share | None = None
+    fp8_tflops: Positive | None = None
+    usd_per_hour: NotNegative | None = None
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -60,6 +60,8 @@ class AbCommand:
         console = Console()
         for one in found:
             show(one, console)
+        if kept.passed_over:
+            print(kept.passed_over)
         return 0
 
 
@@ -85,6 +87,12 @@ def show(one: Comparison, console: Console) -> None:
         f" {one.arm}: {one.arm_requests} of {one.arm_units}"
     )
     console.print(f"\n{sizes}", highlight=False)
+    if one.before_change:
+        console.print(
+            f"{one.before_change} requests before the arms' shares last changed are left out",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(
         f"checks: sample ratio p = {one.ratio_p_value:.2g}, mix of prompt lengths p = {one.mix_p_value:.2g}",
         highlight=False,

@@ -32,8 +32,8 @@ class ReceiptsCommand:
             print(msgspec.json.format(msgspec.json.encode(found)).decode())
             return 0
         show(found, Console())
-        if kept.unreadable:
-            print(f"{kept.unreadable} lines are no receipts and were passed over")
+        if kept.passed_over:
+            print(kept.passed_over)
         return 0
 
 

@@ -48,8 +48,10 @@ class WhatIfCommand:
         ]
         if args.json:
             print(msgspec.json.format(msgspec.json.encode(answers)).decode())
-        else:
-            show(answers, Console())
+            return 0
+        show(answers, Console())
+        if kept.passed_over:
+            print(kept.passed_over)
         return 0
 
 

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
-from router.actions import Refuse
+from router.actions import Cause, Refuse
 from router.errors import RequestUnacceptable
 from router.http.aborts import Abort
 from router.http.assembler import RequestAssembler
@@ -184,7 +184,7 @@ class ClientConnection(asyncio.Protocol):
 
     def stop_now(self) -> None:
         """Cut what is in progress, visibly."""
-        self._leave()
+        self._leave(Cause.STOPPING)
         self._reset_on_close()
         self.abort()
 
@@ -334,12 +334,12 @@ class ClientConnection(asyncio.Protocol):
 
     # -- the connection
 
-    def _leave(self) -> None:
-        """The client is gone, or treated so."""
+    def _leave(self, cause: Cause | None = None) -> None:
+        """The client is gone, or treated so for this cause."""
         self._assembler.close()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            exchange.client_lost()
+            exchange.client_lost(cause)
 
     def _expired(self) -> None:
         if self._lingering or not self._open():

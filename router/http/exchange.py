@@ -155,12 +155,12 @@ class Exchange:
         wanted = stored_id(self._head.path) if self._head.route is Route.STORED else facts.continues
         return replace(facts, only=self._shared.stored.holder(wanted))
 
-    def client_lost(self) -> None:
-        """In any phase: the replica is told by closing its connection, the decider once."""
+    def client_lost(self, cause: Cause | None = None) -> None:
+        """In any phase: the replica is told by closing its connection, the decider once. cause : as in `_give_up`"""
         if self._over:
             return
         self._over = True
-        self._give_up()
+        self._give_up(cause)
 
     # -- called by the messenger
 
@@ -407,7 +407,7 @@ class Exchange:
         decider, hold, sent = self._shared.decider, self._hold, self._put_away()
         if hold is not None:
             self._hold = None
-            self._shared.messenger.leave(self, partial(decider.left, too_long=cause is not None), hold)
+            self._shared.messenger.leave(self, partial(decider.left, cause=cause), hold)
         if sent is not None:
             self._granted = None
             self._ask(decider.cancelled, sent) if cause is None else self._ask(decider.failed, sent, cause)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from router.actions import Refuse
+from router.actions import Cause, Refuse
 from router.http.contract import Endpoint
 from router.http.head import RequestHead
 from router.http.question import Question, Report
@@ -51,7 +51,7 @@ class ToAll:
             return
         self.ask(self._shared.endpoints())
 
-    def client_lost(self) -> None:
+    def client_lost(self, cause: Cause | None = None) -> None:
         self._over = True
         for question in self._open:
             question.stop()

@@ -24,6 +24,15 @@ class Kept:
     receipts: list[Receipt] = field(default_factory=list)
     unreadable: int = 0
 
+    @property
+    def passed_over(self) -> str:
+        """What a reader says of lines that are no receipts; empty where there are none."""
+        if not self.unreadable:
+            return ""
+        one = self.unreadable == 1
+        lines = "1 line is no receipt and was" if one else f"{self.unreadable} lines are no receipts and were"
+        return f"{lines} passed over"
+
 
 def read_receipts(paths: Sequence[Path]) -> Kept:
     """All receipts of `paths`, in order of arrival.

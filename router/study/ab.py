@@ -5,7 +5,8 @@ Model     every arm is compared with the control. Differences of mean and quanti
           often and whenever one looks, at the looks the file is divided into. A failed check of the assignment
           (`balance.py`) makes every difference void
 Valid     requests assigned at random by unit, each unit to one arm; requests whose client chose the policy are left
-          out, and so are lines that are there only for what became of their request
+          out, and so are lines that are there only for what became of their request, and requests before the arms'
+          shares last changed
 Blind to  what arms do to each other: both run on the same replicas, so a rule that leaves queues behind harms the
           other arm's requests as much as its own, and the difference shows less than changing over would bring
 Source    bootstrap: Efron 1979; clusters: Davison and Hinkley 1997, 3.8
@@ -109,6 +110,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     buckets: list[Bucket]
     alpha: float
     verdict: str
+    before_change: int = 0  # requests left out, since the arms had other shares then
 
     @property
     def decided(self) -> bool:
@@ -128,14 +130,33 @@ def comparisons(
     rules = rules or Rules()
     if metric not in METRICS:
         raise ConfigError(f"there is no metric {metric!r}; there are: {', '.join(METRICS)}")
-    taking_part = [one for one in receipts if one.arm is not None and not one.override and one.sampled]
+    of_arms = [one for one in receipts if one.arm is not None and not one.override and one.sampled]
+    taking_part = since_last_change(of_arms)
     arms = sorted({one.arm or "" for one in taking_part})
     control = control or (arms[0] if arms else "")
     if len(arms) < 2:
         raise ConfigError(f"two arms are needed, and these receipts have {', '.join(arms) or 'none'}")
     if control not in arms:
         raise ConfigError(f"there is no arm {control!r}; there are: {', '.join(arms)}")
-    return [_compared(taking_part, metric, control, arm, rules) for arm in arms if arm != control]
+    before = len(of_arms) - len(taking_part)
+    return [
+        msgspec.structs.replace(_compared(taking_part, metric, control, arm, rules), before_change=before)
+        for arm in arms
+        if arm != control
+    ]
+
+
+def since_last_change(receipts: Sequence[Receipt]) -> Sequence[Receipt]:
+    """Those of the shares in force at the end: other shares move units between arms and are met by other counts.
+
+    receipts : of arms, in order of arrival
+    """
+    latest: dict[str | None, float | None] = {}
+    for index in reversed(range(len(receipts))):
+        one = receipts[index]
+        if latest.setdefault(one.arm, one.arm_share) != one.arm_share:
+            return receipts[index + 1 :]
+    return receipts
 
 
 class _Both:

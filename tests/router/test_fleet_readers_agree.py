@@ -50,7 +50,7 @@ EVERYTHING = """
 model: {name: m, layers: 2, hidden: 64, intermediate: 128, heads: 4, kv_heads: 2, head_dim: 16, vocab: 1000}
 models:
   small: {name: s, layers: 1, hidden: 32, intermediate: 64, heads: 2, kv_heads: 1, head_dim: 16, vocab: 1000}
-cards: {A100: {peak_tflops: 312, memory_gb_s: 2039, memory_gib: 80}}
+cards: {A100: {peak_tflops: 312, memory_gb_s: 2039, memory_gib: 80, fp8_tflops: 624, usd_per_hour: 1.5}}
 links: {store: {gb_s: 25, start_ms: 10}, pcie: {gb_s: 25}, ssd: {gb_s: 6}, nic: {gb_s: 12.5}}
 store: {capacity_gib: 1, network: store, host: pcie}
 tiers: {host: {capacity_gib: 4, link: pcie}, disk: {capacity_gib: 40, link: ssd}}

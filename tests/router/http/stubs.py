@@ -242,7 +242,7 @@ class Decisions:
         self._close(sent, "cancelled")
         return []
 
-    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
+    def left(self, hold: Hold, now_s: float, *, cause: Cause | None = None) -> list[Action]:
         raise AssertionError("nobody waits here")
 
     def due(self, now_s: float) -> list[Action]:

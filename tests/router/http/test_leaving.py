@@ -115,8 +115,8 @@ class Books:
         self.ends["cancelled"] += 1
         return self._dispatcher.cancelled(sent, now_s)
 
-    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
-        return self._dispatcher.left(hold, now_s, too_long=too_long)
+    def left(self, hold: Hold, now_s: float, *, cause: Cause | None = None) -> list[Action]:
+        return self._dispatcher.left(hold, now_s, cause=cause)
 
     def due(self, now_s: float) -> list[Action]:
         return self._dispatcher.due(now_s)

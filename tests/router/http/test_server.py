@@ -69,7 +69,7 @@ async def test_what_outlasts_the_grace_is_cut_visibly() -> None:
             with pytest.raises(ConnectionResetError):
                 await client.reader.read()
             await until(lambda: replica.open == 0)
-    assert decisions.kinds == ["arrived", "cancelled"]
+    assert decisions.kinds == ["arrived", "failed"], "its client did not leave"
 
 
 @on_uvloop

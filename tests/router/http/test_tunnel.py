@@ -286,7 +286,7 @@ async def test_a_stop_waits_for_tunnels_and_then_cuts_them() -> None:
             await client.reader.read()
         await replica.ended.wait()
     server.close()
-    assert decisions.kinds == ["arrived", "cancelled"]
+    assert decisions.kinds == ["arrived", "failed"]
 
 
 @on_uvloop

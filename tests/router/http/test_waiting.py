@@ -191,6 +191,29 @@ async def test_a_request_that_waits_longer_than_all_may_take_is_told_so() -> Non
     assert books.dispatcher.health(0).failures == 0, "the limit is the router's own"
 
 
+@on_uvloop
+async def test_requests_that_a_stop_cuts_are_not_counted_as_clients_that_left() -> None:
+    """One runs and is granted away to the one that waits, which is cut before it comes to be sent."""
+    script = Gated()
+    async with a_replica(script) as replica:
+        books = Books([replica.url], max_in_flight=1)
+        async with a_limited_port(books) as port, a_client(port) as one, a_client(port) as two, a_client(port) as three:
+            one.writer.write(a_post("1"))
+            await until(lambda: script.names == ["1"])
+            for client, name in ((two, "2"), (three, "3")):
+                client.writer.write(a_post(name))
+            await until(lambda: books.queued == 2)
+            port.cut()
+            assert books.queued == 0
+            for client in (one, two, three):
+                with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                    await client.read()
+    assert [(receipt.outcome, receipt.cause) for receipt in books.receipts] == [("failed", "stopping")] * 3
+    assert books.dispatcher.health(0).failures == 0
+    assert books.dispatcher.in_flight == 0
+    assert script.names == ["1"]
+
+
 @pytest.mark.parametrize("seed", range(4))
 @on_uvloop
 async def test_whoever_leaves_whenever_every_request_ends_once_and_no_place_is_lost(seed: int) -> None:

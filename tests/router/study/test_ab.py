@@ -228,6 +228,17 @@ def test_failures_are_a_metric_too() -> None:
     assert "so a is the better" in found.verdict
 
 
+def test_after_a_change_of_shares_only_requests_under_the_new_ones_are_compared() -> None:
+    old, new = an_experiment(units=150, seed=2), an_experiment(units=300, better_by=0.4, share=0.75, seed=3)
+    for one in new:
+        one.arm_share = 0.75 if one.arm == "b" else 0.25
+        one.arrived_at += 1.0
+    found = compared(old + new)
+    assert found.before_change == len(old)
+    assert msgspec.structs.replace(found, before_change=0) == compared(new)
+    assert "so b is the better" in found.verdict
+
+
 def test_an_experiment_without_any_failure_does_not_claim_to_know_how_rare_they_are() -> None:
     said = compared(an_experiment(units=200), "failures").verdict
     assert "it is 0 % throughout, which does not say how rare anything else is" in said
@@ -296,9 +307,12 @@ def test_the_command_prints_a_verdict_and_writes_page_and_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, page = tmp_path / "r.jsonl", tmp_path / "ab.html"
-    path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in an_experiment(units=120, better_by=0.4)))
+    lines = [msgspec.json.encode(one) for one in an_experiment(units=120, better_by=0.4)]
+    path.write_bytes(b"\n".join([*lines, b"cut of", lines[0][:40]]))
     assert main(["ab", str(path), "--html", str(page)]) == 0
-    assert "so b is the better" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "so b is the better" in out
+    assert "2 lines are no receipts and were passed over" in out
     assert "so b is the better" in page.read_text()
     assert main(["ab", str(path), "--json", "--metric", "end_to_end"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["metric"] == "end_to_end"

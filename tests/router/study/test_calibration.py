@@ -101,6 +101,6 @@ def test_the_command_prints_tables_and_json(tmp_path: Path, capsys: pytest.Captu
     text = capsys.readouterr().out
     assert "40 requests: 40 ok" in text
     assert "by replica" in text
-    assert "1 lines are no receipts" in text
+    assert "1 line is no receipt and was passed over" in text
     assert main(["receipts", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["by_replica"][0]["requests"] == 20
