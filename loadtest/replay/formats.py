@@ -7,7 +7,7 @@ Valid     mooncake  JSON lines: timestamp in ms, input_length, output_length, ha
           bailian   JSON lines: chat_id, parent_chat_id, timestamp in s, lengths, type, turn, hash_ids of 16 tokens
           burstgpt  CSV: Timestamp in s, Model, Request tokens, Response tokens, Total tokens, Log Type
           azure     CSV: TIMESTAMP as date and time, ContextTokens, GeneratedTokens
-          receipts  JSON lines of `tfirst serve --receipts`: arrived_at, prompt_tokens, output_tokens
+          receipts  JSON lines of `tfirst serve --receipts`: arrived_at, prompt_tokens, output_tokens or events
           each gzipped or not
 Blind to  models, request types and failures: a row without prompt or output is left out and counted
 Source    github.com/kvcache-ai/Mooncake, github.com/alibaba-edu/qwen-bailian-usagetraces-anon,
@@ -89,6 +89,7 @@ class ReceiptLine(msgspec.Struct):
     arrived_at: float
     prompt_tokens: int
     output_tokens: int | None = None
+    events: int | None = None  # of a stream; counted for tokens where it has no usage
 
 
 Seen = tuple[float, int, int, list[int | str] | list[int]]  # seconds, prompt, output, ids
@@ -111,7 +112,7 @@ def _bailian(lines: Iterable[str]) -> Iterator[Seen]:
 
 def _receipts(lines: Iterable[str]) -> Iterator[Seen]:
     for line in _decoded(lines, ReceiptLine):
-        yield line.arrived_at, line.prompt_tokens, line.output_tokens or 0, []
+        yield line.arrived_at, line.prompt_tokens, line.output_tokens or line.events or 0, []
 
 
 def _burstgpt(lines: Iterable[str]) -> Iterator[Seen]:

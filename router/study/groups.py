@@ -56,12 +56,16 @@ def end_to_end_s(receipt: Receipt) -> float | None:
 
 
 def per_token_s(receipt: Receipt) -> float | None:
-    """Between two output tokens, on average, of an answer that ended well and has at least two."""
+    """Between two output tokens, on average, of an answer that ended well and has at least two.
+
+    A stream without usage has its events counted for tokens: engines send one for each, unless told to send several.
+    """
     if receipt.outcome != "ok" or receipt.first_token_s is None or receipt.ended_s is None:
         return None
-    if receipt.output_tokens is None or receipt.output_tokens < 2:
+    tokens = receipt.events if receipt.output_tokens is None else receipt.output_tokens
+    if tokens is None or tokens < 2:
         return None
-    return (receipt.ended_s - receipt.first_token_s) / (receipt.output_tokens - 1)
+    return (receipt.ended_s - receipt.first_token_s) / (tokens - 1)
 
 
 def failed(receipt: Receipt) -> float | None:

@@ -49,6 +49,7 @@ def a_file(folder: Path, text: str) -> Path:
         ("azure", AZURE_2023, (0.0, 374, 44, []), 512),
         ("azure", AZURE_2024, (0.0, 2162, 5, []), 512),
         ("receipts", RECEIPTS, (0.0, 90, 7, []), 512),
+        ("receipts", RECEIPTS.replace('"output_tokens":7', '"output_tokens":null,"events":9'), (0.0, 90, 9, []), 512),
     ],
 )
 def test_each_format_is_known_by_its_first_line(

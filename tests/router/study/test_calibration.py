@@ -90,6 +90,8 @@ def test_each_length_is_in_one_group_and_names_say_which() -> None:
 def test_pace_needs_two_tokens_and_a_good_end() -> None:
     assert per_token_s(a_receipt(first_token_s=1.0, ended_s=3.0, output_tokens=5)) == 0.5
     assert per_token_s(a_receipt(output_tokens=1)) is None
+    assert per_token_s(a_receipt(first_token_s=1.0, ended_s=3.0, output_tokens=None, events=5)) == 0.5
+    assert per_token_s(a_receipt(output_tokens=None, events=None)) is None
     assert per_token_s(a_receipt(output_tokens=5, outcome="failed")) is None
 
 
