@@ -167,20 +167,39 @@ class Pool:
 
     async def _open_connection(self, base_url: str) -> UpstreamConnection:
         origin = origin_of(base_url)
-        if origin.tls and self._tls is None:
-            self._tls = ssl.create_default_context()
-        context = self._tls if origin.tls else None
         connection = UpstreamConnection(self._loop, base_url, self._times, self)
-        name = self._tls_name if context is not None else None
         try:
-            transport, _ = await self._loop.create_connection(
-                lambda: connection, origin.host, origin.port, ssl=context, server_hostname=name
-            )
-            self._check_address(transport)
+            if origin.tls:
+                await self._open_secured(connection, origin)
+            else:
+                transport, _ = await self._loop.create_connection(lambda: connection, origin.host, origin.port)
+                self._check_address(transport)
         except BaseException:
             self.gone(connection)  # cancelled after it was made, uvloop closes it without a report
             raise
         return connection
+
+    async def _open_secured(self, connection: UpstreamConnection, origin: Origin) -> None:
+        """Connect, and begin TLS there, so that the connection can reach what is below TLS.
+
+        Raises
+        ------
+        OSError : no connection, or no trust
+        ValueError : the endpoint is where none may be
+        """
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        plain, _ = await self._loop.create_connection(asyncio.Protocol, origin.host, origin.port)
+        try:
+            self._check_address(plain)
+            name = self._tls_name or origin.host
+            transport = await self._loop.start_tls(plain, connection, self._tls, server_hostname=name)
+            if transport is None or transport.is_closing():
+                raise ConnectionResetError("the endpoint closed the connection behind its handshake")
+        except BaseException:
+            plain.abort()
+            raise
+        connection.secured(transport, plain)
 
     def _check_address(self, transport: asyncio.BaseTransport) -> None:
         """Names are checked by where they lead, at each connection, because that may change.

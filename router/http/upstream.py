@@ -79,6 +79,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._owner = owner
         self._deadline = Deadline(loop, self._expired)
         self._transport: asyncio.Transport | None = None
+        self._plain: asyncio.Transport | None = None  # the same, or what TLS runs over
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._paused = False
@@ -117,7 +118,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self._transport is not None and not self._eof and not self._transport.is_closing()
 
     def request(self, head: bytes, body: bytes, sink: Sink, *, bodiless: bool, upgrade: bytes = b"") -> None:
         """Send a request and follow its answer.
@@ -145,13 +146,13 @@ class UpstreamConnection(asyncio.Protocol):
         """Read no more until `resume`; the endpoint feels it once the socket's buffer is full."""
         if self.usable and not self._paused:
             self._paused = True
-            self._open_transport().pause_reading()
+            self._open_plain().pause_reading()
 
     def resume(self) -> None:
         if self.usable and self._paused:
             self._paused = False
             self._deadline.at_s = max(self._deadline.at_s, self._clock() + self._times.stall_s)
-            self._open_transport().resume_reading()
+            self._open_plain().resume_reading()
 
     def hand_over(self) -> asyncio.Transport:
         """The transport, for a tunnel; `let_go` ends that."""
@@ -173,8 +174,16 @@ class UpstreamConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = self._plain = cast(asyncio.Transport, transport)
         self._owner.opened(self)
+
+    def secured(self, transport: asyncio.Transport, plain: asyncio.Transport) -> None:
+        """In place of `connection_made`: TLS was begun on `plain`, which is the one that pauses.
+
+        uvloop's TLS reads ahead while it is paused, and drops what it has when the endpoint then closes.
+        """
+        self.connection_made(transport)
+        self._plain = plain
 
     def data_received(self, data: bytes) -> None:
         if self._sink is None:
@@ -366,7 +375,7 @@ class UpstreamConnection(asyncio.Protocol):
         sink, self._sink = self._sink, None
         if self._bodiless:  # the parser still waits for the body that was declared
             self._parser = httptools.HttpResponseParser(self)
-        all_sent = not self._open_transport().get_write_buffer_size()
+        all_sent = not self._open_plain().get_write_buffer_size()
         if self._keep and all_sent and not surplus:
             self._carried = True
             self.resume()  # paused or not, an idle connection must notice its end
@@ -401,3 +410,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _open_transport(self) -> asyncio.Transport:
         assert self._transport is not None, "the connection was made"
         return self._transport
+
+    def _open_plain(self) -> asyncio.Transport:
+        assert self._plain is not None, "the connection was made"
+        return self._plain

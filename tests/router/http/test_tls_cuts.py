@@ -6,8 +6,9 @@ The far ends here run TLS by hand over plain sockets: streams of the standard li
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from router.actions import Cause
+from router.http.contract import TimeOuts
 from tests.router.http.stubs import (
     LAST_CHUNK,
     STREAM_HEAD,
@@ -24,6 +26,7 @@ from tests.router.http.stubs import (
     a_port,
     a_replica,
     answer,
+    ask,
     chunk,
     on_uvloop,
     post,
@@ -32,6 +35,9 @@ from tests.router.http.stubs import (
     silence,
     until,
 )
+from tests.router.http.test_bounded_buffers import clients_of
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 CERTIFICATE = Path(__file__).parent / "tls" / "cert.pem"
 KEY = Path(__file__).parent / "tls" / "key.pem"
@@ -188,6 +194,125 @@ async def test_an_answer_that_is_whole_by_its_own_framing_needs_no_alert(said: b
         async with a_port(decisions, upstream_tls=trusting()) as port, a_client(port) as client:
             assert (await client.ask(post())).status == 200
     assert decisions.kinds[-1] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("framed", "alert"),
+    [("declared", False), ("declared", True), ("chunks", False), ("chunks", True), ("undeclared", True)],
+)
+@on_uvloop
+async def test_a_slow_client_gets_all_of_an_answer_whose_replica_has_left_behind_it(framed: str, alert: bool) -> None:
+    body = b"%07d," * 2**16 % tuple(range(2**16))  # more than one read, and than sockets and transports hold
+    said = {
+        "declared": answer(body),
+        "chunks": STREAM_HEAD + chunk(body) + LAST_CHUNK,
+        "undeclared": UNDECLARED + body,
+    }[framed]
+    async with a_tls_replica(said, alert=alert) as url:
+        decisions = Decisions([url])
+        async with a_port(decisions, upstream_tls=trusting()) as port, clients_of(port, 1) as (client,):
+            client.writer.write(post())
+            await until(lambda: all(each.paused for each in port._shared.clients))
+            for _ in range(1000):  # turns in which the loop could notice the end
+                await asyncio.sleep(0)
+            assert (await client.read()).body == body
+    assert decisions.kinds[-1] == "finished"
+
+
+# -- a replica that leaves early
+
+
+async def _speaks_no_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer())
+    await reader.read()
+    writer.close()
+
+
+async def _leaves_before_its_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.transport.abort()
+
+
+async def _leaves_behind_its_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await TlsEnd(reader, writer, serving(), serves=True).shake_hands()
+    writer.transport.abort()
+
+
+async def _says_its_end_behind_its_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    end = TlsEnd(reader, writer, serving(), serves=True)
+    await end.shake_hands()
+    end.say_the_end()
+    writer.close()
+
+
+async def _never_shakes_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        _speaks_no_tls,
+        _leaves_before_its_handshake,
+        _leaves_behind_its_handshake,
+        _says_its_end_behind_its_handshake,
+        _never_shakes_hands,
+    ],
+)
+@on_uvloop
+async def test_a_replica_that_leaves_around_its_handshake_has_failed_and_leaves_nothing(serve: Serve) -> None:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    decisions = Decisions([f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+    async with a_port(decisions, upstream_tls=trusting(), times=TimeOuts(connect_s=0.3)) as port:
+        assert (await ask(port, post())).status == 502
+        await until(lambda: not port.pool._open)
+    server.close()
+    assert decisions.of("failed") in ([Cause.CONNECT], [Cause.NO_ANSWER])
+
+
+@on_uvloop
+async def test_a_client_that_leaves_during_the_handshake_leaves_nothing() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        begun.set()
+        with contextlib.suppress(OSError):
+            await reader.read()
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    decisions = Decisions([f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+    async with a_port(decisions, upstream_tls=trusting()) as port:
+        async with a_client(port) as client:
+            client.writer.write(post())
+            await begun.wait()
+        await ended.wait()
+        assert not port.pool._open
+    server.close()
+    assert decisions.kinds == ["arrived", "cancelled"]
+
+
+@on_uvloop
+async def test_an_address_that_is_not_allowed_sees_no_handshake() -> None:
+    seen = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            seen.set_result(await reader.read())
+        if not seen.done():
+            seen.set_result(b"")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    decisions = Decisions([f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+    async with a_port(decisions, upstream_tls=trusting(), allowed_address=lambda *_: "not there") as port:
+        assert (await ask(port, post())).status == 502
+        assert await seen == b""
+    server.close()
+    assert decisions.of("failed") == [Cause.CONNECT]
 
 
 # -- a client's side

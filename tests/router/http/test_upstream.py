@@ -245,7 +245,7 @@ def test_after_close_the_sink_hears_nothing() -> None:
 @pytest.mark.parametrize("read_bytes", [1000, 2**16 + 1, 2**18])
 @pytest.mark.parametrize("digits", [b"0123456789" * 50_000, b"1\n0" + b"x" * 500_000])
 def test_a_long_line_of_a_body_is_relayed_wherever_a_read_begins(digits: bytes, read_bytes: int) -> None:
-    """A read that begins with a zero, or with one at the start of a line, may hold the last chunk; mostly it does not."""
+    """A read that begins with a zero, or has one at the start of a line, may hold the last chunk."""
     data = STREAM_HEAD + chunk(digits) * 2 + LAST_CHUNK
     connection, transport, recorder, _ = a_request()
     feed(connection, transport, data, list(range(0, len(data), read_bytes)))
