@@ -20,5 +20,5 @@ class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     endpoint: Url | None = None  # for example http://collector:4318/v1/traces
     share: Share = 0.05  # of requests whose client does not say whether its trace is sampled; else the client decides
-    service_name: str = "tfirst"
+    service_name: str = "tfirst"  # what spans call the router
     timeout_s: Seconds = 5.0  # for one batch; what a collector does not take is dropped
