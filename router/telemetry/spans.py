@@ -239,11 +239,11 @@ class _TracedDecider:
     def cancelled(self, sent: Send, now_s: float) -> list[Action]:
         return self._over(sent, self._decider.cancelled(sent, now_s))
 
-    def left(self, hold: Hold, now_s: float, *, too_long: bool = False) -> list[Action]:
-        actions = self._decider.left(hold, now_s, too_long=too_long)
+    def left(self, hold: Hold, now_s: float, *, cause: Cause | None = None) -> list[Action]:
+        actions = self._decider.left(hold, now_s, cause=cause)
         trace = hold.request.trace
         if isinstance(trace, Trace):
-            set_known(trace.root, {"tfirst.outcome": "failed" if too_long else "cancelled"})
+            set_known(trace.root, {"tfirst.outcome": "cancelled" if cause is None else "failed"})
             trace.close()
         return self._told(actions)
 
