@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.config import RouterConfig
+from router.config import RouterConfig, fleet_of, parse_config
 from router.directory import Directory
+from router.doctor import flags
+from router.doctor.facts import Engine
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -92,3 +94,21 @@ def test_limits_of_the_directory_are_those_the_page_on_sizes_names() -> None:
 def test_every_page_for_readers_is_listed_in_the_readme() -> None:
     listed = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in listed] == []
+
+
+def test_the_way_to_two_servers_shows_the_flags_the_doctor_asks_for() -> None:
+    page = " ".join((ROOT / "docs" / "start.md").read_text(encoding="utf-8").replace("\\\n", " ").split())
+    commands: dict[Engine, str] = {"vllm": "vllm serve ", "sglang": "python -m sglang.launch_server "}
+    for engine, command in commands.items():
+        shown = page.partition(command)[2].partition(" | ")[0]
+        events, _, more = flags.EVENTS[engine].partition("}' ")
+        assert events in shown, engine
+        assert more in shown, engine
+        assert flags.CACHED_TOKENS[engine] in shown, engine
+    assert flags.LOAD["sglang"] in page
+
+
+def test_the_configuration_on_the_way_there_is_one() -> None:
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert [len(fleet_of(parse_config(text)).replicas) for text in shown] == [2]
