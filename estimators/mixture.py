@@ -26,7 +26,7 @@ LEAST_SCALE = 1e-9  # stands for no spread at all; a time then moves by less tha
 BRACKETINGS = 60  # at most, for one candidate; three to ten are usual
 REACHED = 1e-5  # of F, or of the spread's width: closer is not looked for
 LARGEST_EXPONENT = 700.0  # beyond it a float overflows
-NEWTON_STEPS = 12  # at most; three or four are usual
+NEWTON_STEPS = 24  # at most; three or four are usual, some fourteen where F is flat just below q
 SETTLED = 1e-3  # of a step in units of the scale: Newton doubles its digits, so the next would change nothing visible
 
 Grid = npt.NDArray[np.float64]

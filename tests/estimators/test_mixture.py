@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from estimators.mixture import fallbacks, mean_s, quantile_s, spread_quantile_s, spread_quantiles_of_one_s
@@ -113,6 +113,8 @@ def test_a_host_copy_stands_in_for_a_lost_one() -> None:
 
 
 @given(mixtures(), st.floats(0.02, 0.995), st.floats(0.005, 1.5))
+@example((np.full(4, 0.25), np.array([1.0, 1.0, 3.0, 3.0])), 0.5, 0.0625)  # F is flat just below q
+@example((np.array([0.49975012, 0.49975012, 0.00049976]), np.array([1.0, 46.0, 1.0])), 0.5, 0.25)
 def test_spread_quantiles_agree_with_bisection(mixture: tuple[Array, Array], q: float, scale: float) -> None:
     """However many outcomes, by closed form or by Newton. The tolerance is that promised, 1e-5 of the scale."""
     probability, time_s = mixture

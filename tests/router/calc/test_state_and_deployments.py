@@ -118,7 +118,7 @@ def test_only_good_answers_are_divided_by(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(
     ("prefill", "words"),
-    [("9,0", "no way to split"), ("1", "names 1 kinds of cards"), ("x", "a whole number for each kind")],
+    [("9,0", "at least one has to prefill"), ("1", "names 1 kinds of cards"), ("x", "a whole number for each kind")],
 )
 def test_roles_that_cannot_be_are_one_sentence(prefill: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calc", "deployments", "--prefill", prefill]) == 2
