@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import threading
@@ -67,6 +68,7 @@ class DemoCommand:
         except (OSError, EOFError, msgspec.DecodeError) as exc:
             print(f"tfirst demo: {' '.join(str(exc).split())}", file=sys.stderr)
             return 2
+        signal.signal(signal.SIGTERM, end)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="tfirst-demo-") as scratch:
             folder = args.keep_files or Path(scratch)
@@ -87,6 +89,11 @@ class DemoCommand:
                     print(f"tfirst demo: {exc}", file=sys.stderr)
                     return 1
         return 1 if failed else 0
+
+
+def end(signum: int, frame: object) -> None:
+    """Leave by the same way as after Ctrl-C, past all that ends the fleet and its router: else they would go on."""
+    sys.exit(128 + signum)
 
 
 def progress_bar(console: Console) -> Progress:

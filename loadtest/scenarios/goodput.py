@@ -246,6 +246,12 @@ def by_tenths(run: Run) -> list[tuple[float, float]]:
 def report(run: Run) -> str:
     """The run by kinds of users, and whether it passes."""
     measured, span_s = run.measured(), run.span_s()
+    if not measured:
+        return (
+            f"{run.scenario} at {run.url}, seed {run.seed}: nothing was measured: no request ended after the"
+            f" {run.warm_up_s:g} s of warm-up (--warm-up-s, and -t for the whole)\n"
+            f"FAILS: {run.pass_good_share:.0%} within deadlines are wanted"
+        )
     columns = {kind: cells(figures(samples, span_s=span_s)) for kind, samples in by_kind(measured).items()}
     deadlines = {f"{sample.name} {sample.tenant}".strip(): sample.deadlines for sample in measured}
     tenths = by_tenths(run)
@@ -254,7 +260,7 @@ def report(run: Run) -> str:
         [
             f"{run.scenario} at {run.url}, seed {run.seed}: {len(measured)} requests in {span_s:.1f} s"
             f" after {run.warm_up_s:g} s of warm-up",
-            table(columns) if measured else "nothing was measured",
+            table(columns),
             *(f"deadlines of {kind}: {limits}" for kind, limits in deadlines.items()),
             f"requests/s by tenths:       {' '.join(f'{rate:6.2f}' for rate, _ in tenths)}",
             f"within deadlines by tenths: {' '.join(f'{percent(good):>6}' for _, good in tenths)}",

@@ -57,14 +57,17 @@ def facts_of(receipt: Receipt) -> dict[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: facts stand behind the message, as JSON values, so that none can end the line."""
+    """A line for people: facts stand behind the message, as JSON values in ASCII: a request's id is its client's, and
+
+    can neither end the line (U+0085 and U+2028 do for some readers) nor command a terminal (U+009B does).
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         facts: dict[str, Any] = getattr(record, _FACTS, {})
-        said = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in facts.items())
+        said = "".join(f" {name}={json.dumps(value)}" for name, value in facts.items())
         return super().formatMessage(record) + said
 
 
@@ -82,7 +85,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, default=str)
 
 
 def set_up(level: str, form: str) -> None:

@@ -44,6 +44,7 @@ from router.telemetry.trace import (
     facts_of,
     operation_of,
     refused,
+    server_of,
     set_known,
 )
 
@@ -170,7 +171,7 @@ class Tracing:
             refused(trace, action)
 
     def _sent(self, trace: Trace, send: Send) -> None:
-        attributes = {"server.address": send.base_url, "tfirst.attempt": send.attempt, **choice_of(send)}
+        attributes = {**server_of(send.base_url), "tfirst.attempt": send.attempt, **choice_of(send)}
         trace.attempt = self._child(trace, "router.attempt", attributes, kind=SpanKind.CLIENT)
         trace.part = self._child(trace, "router.first_token", of=trace.attempt)
         context = trace.attempt.get_span_context()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
@@ -75,6 +76,16 @@ def facts_of(request: RequestFacts) -> Attributes:
         "tfirst.prompt_exact": request.prompt_exact,
         "tfirst.blocks": len(request.chain),
     }
+
+
+def server_of(base_url: str) -> Attributes:
+    """Whom a request was sent to: host and port apart, as the conventions want them, and nothing else of the URL.
+
+    >>> server_of("http://[::1]:8000")
+    {'server.address': '::1', 'server.port': 8000}
+    """
+    url = urlsplit(base_url)
+    return {"server.address": url.hostname, "server.port": url.port or (443 if url.scheme == "https" else 80)}
 
 
 def choice_of(send: Send) -> dict[str, AttributeValue | None]:

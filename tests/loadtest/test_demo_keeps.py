@@ -25,7 +25,10 @@ def printed(process: subprocess.Popen[str], pattern: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_page_is_served_with_traffic_until_ctrl_c_and_then_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_the_page_is_served_with_traffic_until_it_is_ended_and_then_nothing_is_left(
+    tmp_path: Path, how: signal.Signals, status: int
+) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text((DEMO / "fleet.yaml").read_text().replace("speed: 8", "speed: 50"))
     process = subprocess.Popen(
@@ -43,8 +46,8 @@ def test_the_page_is_served_with_traffic_until_ctrl_c_and_then_nothing_is_left(t
         assert "<title>tfirst</title>" in get_text(page)
         assert len(get_json(f"{page}fleet")["replicas"]) == 4
         assert (tmp_path / "kept" / "keep.yaml").read_text().count(key) == 0
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
+        process.send_signal(how)
+        assert process.wait(timeout=30) == status
     finally:
         process.kill()
         process.communicate()

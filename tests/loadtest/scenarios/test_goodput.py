@@ -83,6 +83,8 @@ def test_nothing_measured_is_unknown_and_does_not_pass() -> None:
     assert math.isnan(told.good_share)
     assert not passes(run)
     assert "nothing was measured" in report(run)
+    assert "FAILS" in report(run)
+    assert "nan" not in report(run)
     assert all(cell in ("0", "-") for cell in cells(told))
 
 

@@ -20,6 +20,7 @@ from router.resume.pools import ResumePools
 from router.telemetry import provider
 from router.telemetry.config import TracingConfig
 from router.telemetry.context import parent_of, traceparent
+from router.telemetry.trace import server_of
 from tests.router.field_bench import Router, Script, Stub, a_router, answers, until
 from tests.router.resume.streams import DONE, text, told
 
@@ -130,6 +131,27 @@ async def test_one_stream_is_one_trace_from_prompt_to_end(seen: Seen) -> None:
     assert attributes(decide)["tfirst.reason"] == "only_ready" or attributes(decide)["tfirst.expected.compute_s"] > 0
     assert attributes(attempt)["tfirst.replica"] == "a"
     assert all(span.end_time is not None and span.start_time is not None for span in seen.spans)
+
+
+@pytest.mark.parametrize(
+    ("base_url", "address", "port"),
+    [
+        ("http://10.0.0.5:8000", "10.0.0.5", 8000),
+        ("http://[fd00::5]:8000", "fd00::5", 8000),
+        ("https://engine.example", "engine.example", 443),
+        ("http://engine.example", "engine.example", 80),
+    ],
+)
+def test_an_attempt_names_host_and_port_of_its_replica_apart(base_url: str, address: str, port: int) -> None:
+    assert server_of(base_url) == {"server.address": address, "server.port": port}
+
+
+async def test_an_attempt_says_which_server_it_went_to(seen: Seen) -> None:
+    async with traced(seen, streams) as router:
+        await router.read_into(bytearray(), "m1", max_tokens=5)
+    said = attributes(seen.one("router.attempt"))
+    assert said["server.address"] == "127.0.0.1"
+    assert isinstance(said["server.port"], int)
 
 
 async def test_the_engine_is_told_its_attempt_and_the_client_is_the_parent_of_all(seen: Seen) -> None:
