@@ -56,4 +56,4 @@ class Burst(OpenLoop):
 
     @task
     def send(self) -> None:
-        self.play()
+        self.play(self.jobs())

@@ -52,4 +52,4 @@ class Ramp(OpenLoop):
 
     @task
     def send(self) -> None:
-        self.play()
+        self.play(self.jobs())

@@ -47,4 +47,4 @@ class Trace(OpenLoop):
 
     @task
     def replay(self) -> None:
-        self.play()
+        self.play(self.jobs())

@@ -392,12 +392,8 @@ class OpenLoop(AskingUser):
     abstract = True
     fixed_count = 1
 
-    def jobs(self) -> Iterable[Job]:
-        """What to send when, in order of time."""
-        raise NotImplementedError
-
-    def play(self) -> None:
-        """Send all, wait for all, and end the run; a task that returned would begin again.
+    def play(self, jobs: Iterable[Job]) -> None:
+        """Send all `jobs`, in order of time, wait for all, and end the run; a task that returned would begin again.
 
         Raises
         ------
@@ -406,7 +402,7 @@ class OpenLoop(AskingUser):
         began_s, sending = perf_counter(), Group()
         try:
             for at_s, messages, max_tokens in itertools.takewhile(
-                lambda _: self._goes_on(), self._jobs_in_time(began_s)
+                lambda _: self._goes_on(), self._in_time(jobs, began_s)
             ):
                 sending.spawn(self.ask, messages, max_tokens=max_tokens, due_s=began_s + at_s)
             sending.join()
@@ -417,8 +413,8 @@ class OpenLoop(AskingUser):
             sending.kill()
         raise StopUser
 
-    def _jobs_in_time(self, began_s: float) -> Iterator[Job]:
-        for job in self.jobs():
+    def _in_time(self, jobs: Iterable[Job], began_s: float) -> Iterator[Job]:
+        for job in jobs:
             gevent.sleep(max(0.0, began_s + job[0] - perf_counter()))
             yield job
 

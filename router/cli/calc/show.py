@@ -30,7 +30,7 @@ def _plain(one: Any) -> Any:
     """Numbers and arrays of numpy, which pass for floats everywhere but in JSON."""
     if isinstance(one, np.generic | np.ndarray):
         return one.tolist()
-    raise NotImplementedError(type(one))
+    raise TypeError(f"{type(one).__name__} is no value of an answer")
 
 
 def print_answer(answer: Answer, console: Console) -> None:
