@@ -82,6 +82,7 @@ class Done:
 
 
 Progress = Callable[[int, int], None]  # number of the job, requests that have arrived
+Keep = Callable[[Done], None]
 
 
 def trace_of(source: Source) -> Trace:
@@ -170,10 +171,15 @@ def _receipt_file(path: Path) -> Iterator[Callable[[Receipt], None]]:
         yield write
 
 
-def play_all(jobs: Sequence[Job], processes: int, on_progress: Progress) -> list[Done]:
-    """All of `jobs`, in their order. With one process nothing is started."""
+def play_all(
+    jobs: Sequence[Job], processes: int, on_progress: Progress, *, on_done: Keep = lambda done: None
+) -> list[Done]:
+    """All of `jobs`, in their order. With one process nothing is started.
+
+    on_done : told of each run in this process as soon as it has ended, in order of ending
+    """
     if processes <= 1 or len(jobs) <= 1:
-        return [_play_here(number, job, on_progress) for number, job in enumerate(jobs)]
+        return [_play_here(number, job, on_progress, on_done) for number, job in enumerate(jobs)]
     context = multiprocessing.get_context("spawn")  # nothing of the parent's threads and files comes along
     news: Any = context.Queue()
     with ProcessPoolExecutor(
@@ -181,26 +187,28 @@ def play_all(jobs: Sequence[Job], processes: int, on_progress: Progress) -> list
     ) as pool:
         futures: list[Future[Done]] = [pool.submit(_play_there, number, job) for number, job in enumerate(jobs)]
         try:
-            _wait_for(futures, news, on_progress)
+            _wait_for(futures, news, on_progress, on_done)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         return [future.result() for future in futures]
 
 
-def _play_here(number: int, job: Job, on_progress: Progress) -> Done:
-    return play(job, lambda arrived: on_progress(number, arrived))
+def _play_here(number: int, job: Job, on_progress: Progress, on_done: Keep) -> Done:
+    done = play(job, lambda arrived: on_progress(number, arrived))
+    on_done(done)
+    return done
 
 
-def _wait_for(futures: Sequence[Future[Done]], news: Any, on_progress: Progress) -> None:
-    """Pass progress on until every future is done, or raise what the first failed one raised."""
+def _wait_for(futures: Sequence[Future[Done]], news: Any, on_progress: Progress, on_done: Keep) -> None:
+    """Pass on progress and what has ended until every future is done, or raise what the first failed one raised."""
     left = set(futures)
     while left:
         done, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
         for number, arrived in _waiting_in(news):
             on_progress(number, arrived)
         for future in done:
-            future.result()
+            on_done(future.result())
 
 
 def _waiting_in(news: Any) -> Iterator[tuple[int, int]]:

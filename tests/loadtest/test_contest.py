@@ -11,7 +11,7 @@ from loadtest.replay.contest import page
 from loadtest.replay.contest.__main__ import SLICES, chosen, main
 from loadtest.replay.contest.marks import marks
 from loadtest.replay.contest.plan import TRACES, Table, full, quick
-from loadtest.replay.contest.play import YARDSTICK, Played, jobs_of, play, read, write
+from loadtest.replay.contest.play import YARDSTICK, Played, file_of, forget, jobs_of, kept, play_missing, read
 from loadtest.replay.measure import NUMBERS, Group, Spread
 from loadtest.traffic import read_traffic
 from router.plugins import POLICIES, found
@@ -43,8 +43,16 @@ def contestants(**first_s: float) -> list[Group]:
     ]
 
 
-def played(groups: list[Group], name: str = "small") -> Played:
-    return Played(name=name, title="a small one", groups=groups, requests=51, took_s=60.0)
+def played(groups: list[Group]) -> Played:
+    return Played(groups=groups, requests=51, took_s=60.0)
+
+
+def play(table: Table, folder: Path, only: set[str] | None = None) -> list[tuple[int, int]]:
+    """Play what is missing; (ended, of) of every run that was played now."""
+    runs: list[tuple[int, int]] = []
+    source = SLICES / "conversation.jsonl.gz"
+    play_missing(table, source, FEW, folder, processes=1, only=only, on_run=lambda *at: runs.append(at))
+    return runs
 
 
 # What is played
@@ -78,27 +86,54 @@ def test_slices_are_a_stretch_of_the_trace_in_order(trace: str) -> None:
     assert all(row.output_length >= 1 for row in rows)
 
 
-def test_a_table_is_played_once_and_read_from_then_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = play(SMALL, SLICES / "conversation.jsonl.gz", FEW, processes=1)
-    assert [one.policy for one in own.groups] == [YARDSTICK, "e2e", "least_request"]
+def test_a_run_is_played_once_and_read_from_then_on(tmp_path: Path) -> None:
+    assert read(SMALL, tmp_path) is None
+    assert play(SMALL, tmp_path) == [(n, 5) for n in range(1, 6)]
+    own = read(SMALL, tmp_path)
+    assert own is not None
+    assert own.missing == 0
+    assert [(one.policy, one.seeds) for one in own.groups] == [(YARDSTICK, 2), ("e2e", 2), ("least_request", 1)]
     assert own.groups[0].numbers["central_ratio"].mean == pytest.approx(1.0)
     assert 0.9 < own.groups[1].numbers["central_ratio"].mean < 5.0
-    write(own, tmp_path)
-    again = read("small", tmp_path)
+    assert isnan(own.groups[1].numbers["cost_per_request"].mean)
+    assert play(SMALL, tmp_path) == []
+
+
+def test_a_stopped_contest_goes_on_behind_its_last_whole_line(tmp_path: Path) -> None:
+    play(SMALL, tmp_path)
+    whole = file_of("small", tmp_path).read_bytes()
+    before = read(SMALL, tmp_path)
+    file_of("small", tmp_path).write_bytes(whole[: len(whole) - 100])
+    cut = read(SMALL, tmp_path)
+    assert cut is not None
+    assert cut.missing == 1
+    assert play(SMALL, tmp_path) == [(1, 1)]
+    again = read(SMALL, tmp_path)
+    assert before is not None
     assert again is not None
-    assert again.groups[1].numbers["first_token_mean_s"] == pytest.approx(own.groups[1].numbers["first_token_mean_s"])
-    assert read("another", tmp_path) is None
+    assert [one.numbers["first_token_mean_s"] for one in again.groups] == [
+        one.numbers["first_token_mean_s"] for one in before.groups
+    ]
 
 
-def test_answers_of_one_token_leave_only_the_prefills() -> None:
-    job = jobs_of(replace(SMALL, first_tokens_only=True), SLICES / "conversation.jsonl.gz", FEW)[0]
-    assert job.demand.first_tokens_only
-    own = play(
-        replace(SMALL, seeds={"e2e": 1}, first_tokens_only=True),
-        SLICES / "conversation.jsonl.gz",
-        FEW,
-        processes=1,
-    )
+def test_one_rule_can_be_played_alone_and_once_more(tmp_path: Path) -> None:
+    assert len(play(SMALL, tmp_path, {"e2e"})) == 2
+    own = read(SMALL, tmp_path)
+    assert own is not None
+    assert own.missing == 3
+    assert isnan(own.groups[0].numbers["central_ratio"].mean), "not known without the yardstick, and not zero"
+    play(SMALL, tmp_path)
+    forget("small", {"e2e"}, tmp_path)
+    assert [run.policy for run in kept("small", tmp_path)] == [YARDSTICK, "least_request", YARDSTICK]
+    assert len(play(SMALL, tmp_path)) == 2
+
+
+def test_answers_of_one_token_leave_only_the_prefills(tmp_path: Path) -> None:
+    table = replace(SMALL, seeds={"e2e": 1}, first_tokens_only=True)
+    assert jobs_of(table, SLICES / "conversation.jsonl.gz", FEW)[0].demand.first_tokens_only
+    play(table, tmp_path)
+    own = read(table, tmp_path)
+    assert own is not None
     for one in own.groups:
         assert one.numbers["first_token_mean_s"].mean == one.numbers["end_to_end_mean_s"].mean
         assert isnan(one.numbers["per_token_mean_s"].mean)
@@ -119,7 +154,7 @@ def test_marks_name_the_best_of_ours_and_the_best_of_others() -> None:
 
 
 def test_a_mixed_fleet_is_judged_by_e2e_in_one_run() -> None:
-    own = played(contestants(e2e=1.0, lmetric=1.4, dynamo=1.2, conductor=0.9), name="mixed")
+    own = played(contestants(e2e=1.0, lmetric=1.4, dynamo=1.2, conductor=0.9))
     reached = {words: ok for ok, words in marks([replace(SMALL, name="mixed", mark=None)], {"mixed": own})}
     assert [ok for words, ok in reached.items() if "`lmetric`" in words] == [True]
     assert [ok for words, ok in reached.items() if "`dynamo`" in words] == [False]
@@ -143,6 +178,9 @@ def test_the_median_pace_is_held_against_least_request() -> None:
 
 def test_what_was_not_played_is_not_judged() -> None:
     assert list(marks(full(), {})) == []
+    some = played(contestants(lmetric=1.4, conductor=0.9))
+    for table in (replace(SMALL, mark=1.1), replace(SMALL, name="mixed"), replace(SMALL, name="error-x", error=0.2)):
+        assert list(marks([table], {table.name: some, "placement-x": some})) == []
 
 
 # The page
@@ -176,6 +214,13 @@ def test_a_missing_trace_is_one_sentence_and_status_2(tmp_path: Path, capsys: py
     assert main(["--traces", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "mooncake_conversation_trace.jsonl.gz is not there" in capsys.readouterr().err
     assert main(["--only", "nonsense", "--out", str(tmp_path)]) == 2
+
+
+def test_an_unknown_rule_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["--out", str(tmp_path), "--rules", "e2e,nonsense"])
+    assert refused.value.code == 2
+    assert "nonsense is in no contest; there are central_fcfs, conductor" in capsys.readouterr().err
 
 
 def test_tables_are_chosen_by_the_beginning_of_their_names() -> None:

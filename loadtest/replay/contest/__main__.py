@@ -4,6 +4,7 @@ Question   which rule is best where, and how far from what is possible
 Pass marks `marks.py`; printed and written, a missed one is exit status 1 only with --strict
 Traces     `--traces DIR` with mooncake_conversation_trace.jsonl.gz and mooncake_synthetic_trace.jsonl.gz, of which the
            part behind the one that weights were chosen on is played; without it the slices beside this file
+Kept       each run is a line of its table's file: what is there is not played again, unless --again names its rule
 Seeds      0, 1, ...; arrivals spread inside a coarse timestamp, the first 15 % of the requests not counted
 """
 
@@ -11,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
 from loadtest.replay.contest import page
 from loadtest.replay.contest.marks import marks
 from loadtest.replay.contest.plan import TRACES, Table, full, quick
-from loadtest.replay.contest.play import Played, play, read, write
+from loadtest.replay.contest.play import YARDSTICK, Played, forget, play_missing, read
 from loadtest.replay.flags import part
 from loadtest.replay.workload import PARTS
 
@@ -31,15 +32,31 @@ def trace_file(name: str, folder: Path | None) -> Path:
     return SLICES / f"{name}.jsonl.gz" if folder is None else folder / f"mooncake_{name}_trace.jsonl.gz"
 
 
-def play_missing(
-    tables: Sequence[Table], traces: Path | None, part_played: tuple[float, float], out: Path, processes: int
-) -> None:
-    """Play every table that has no file in `out` yet."""
+def play_tables(tables: Sequence[Table], args: argparse.Namespace) -> None:
+    """Play what has no line in the folder yet, and say how it goes on."""
+    played_part = args.part or ((0.0, 1.0) if args.traces is None else PARTS["test"])
     for number, table in enumerate(tables, 1):
-        began_s = monotonic()
-        if read(table.name, out) is None:
-            write(play(table, trace_file(table.trace, traces), part_played, processes=processes), out)
-        print(f"{number}/{len(tables)} {table.name}: {monotonic() - began_s:.0f} s", flush=True)
+        if args.again:
+            forget(table.name, args.again, args.out)
+        play_missing(
+            table,
+            trace_file(table.trace, args.traces),
+            played_part,
+            args.out,
+            processes=args.jobs,
+            only=args.rules,
+            on_run=say(f"{number}/{len(tables)} {table.name}"),
+        )
+
+
+def say(what: str) -> Callable[[int, int], None]:
+    """One line for each run that ended: a run takes seconds, a table up to hours."""
+    began_s = monotonic()
+
+    def line(ended: int, of: int) -> None:
+        print(f"{what}: run {ended} of {of}, {monotonic() - began_s:.0f} s", flush=True)
+
+    return line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,10 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         required=True,
         metavar="DIR",
-        help="a JSON file for each table; those that are there are not played again",
+        help="a file of JSON lines for each table; runs that are there are not played again",
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="Markdown page whose tables are written anew")
     parser.add_argument("--only", metavar="A,..", help="only the tables whose name begins so")
+    parser.add_argument(
+        "--rules", type=names, metavar="A,..", help="play only these rules now; the page has all that were played"
+    )
+    parser.add_argument("--again", type=names, metavar="A,..", help="play these rules again though they were")
     parser.add_argument(
         "--part", type=part, metavar="A-B", help="shares of each trace that are played (default test, of slices all)"
     )
@@ -66,10 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not tables or missing:
         print(f"nothing to play: {missing[0]} is not there" if missing else "no table is called so", file=sys.stderr)
         return EXIT_USAGE
-    played_part = args.part or ((0.0, 1.0) if args.traces is None else PARTS["test"])
-    play_missing(tables, args.traces, played_part, args.out, args.jobs)
-    played = {table.name: own for table in tables if (own := read(table.name, args.out)) is not None}
+    play_tables(tables, args)
+    played = {table.name: own for table in tables if (own := read(table, args.out)) is not None}
     return report(tables, played, args.page, strict=args.strict)
+
+
+def names(text: str) -> frozenset[str]:
+    """Rules of a contest. Raises argparse.ArgumentTypeError."""
+    rules = frozenset(text.split(","))
+    known = {YARDSTICK, *(rule for table in full() for rule in table.seeds)}
+    if unknown := sorted(rules - known):
+        raise argparse.ArgumentTypeError(f"{unknown[0]} is in no contest; there are {', '.join(sorted(known))}")
+    return rules
 
 
 def chosen(tables: list[Table], only: str | None) -> list[Table]:

@@ -1,7 +1,7 @@
 """What the rules had to reach, and whether they did: sentences with their numbers, made of what was played.
 
 Model     means over seeds; "the best of ours" is the objective with the lowest mean first token at that size and load
-Valid     tables of `plan.py`; a table that was not played says nothing
+Valid     tables of `plan.py`; what was not played says nothing
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def marks(tables: list[Table], played: Mapping[str, Played]) -> Iterator[Mark]:
         if table.name == "mixed":
             yield from mixed(own)
         if table.error and (right := played.get(table.name.replace("error", "placement"))) is not None:
-            yield from error(own, right)
+            yield from error(table, own, right)
         if not table.first_tokens_only:
-            yield from pace(own)
+            yield from pace(table, own)
 
 
 def by_setting(played: Played) -> dict[At, dict[str, Group]]:
@@ -61,6 +61,8 @@ def placement(table: Table, played: Played) -> Iterator[Mark]:
     assert table.mark is not None, "a table with a mark"
     for (size, load), rules in by_setting(played).items():
         ours, baselines = split(rules)
+        if not (ours and baselines):
+            continue
         name, best_s = lowest(ours, FIRST)
         ratio = number(ours[name], "central_ratio")
         yield (
@@ -74,19 +76,21 @@ def placement(table: Table, played: Played) -> Iterator[Mark]:
         )
 
 
-def error(wrong: Played, right: Played) -> Iterator[Mark]:
+def error(table: Table, wrong: Played, right: Played) -> Iterator[Mark]:
     for setting, rules in by_setting(wrong).items():
         size, load = setting
-        before = by_setting(right)[setting]
+        before = by_setting(right).get(setting, {})
         for name in (rule for rule in ("e2e",) if rule in rules and rule in before):
             loss = number(rules[name], FIRST) / number(before[name], FIRST)
-            sentence = f"{wrong.title}, {size} replicas, {load:g}: `{name}` loses {loss - 1:.1%} (at most 10 %)"
+            sentence = f"{table.title}, {size} replicas, {load:g}: `{name}` loses {loss - 1:.1%} (at most 10 %)"
             yield loss <= LOST_BY_ERROR, sentence
 
 
 def mixed(played: Played) -> Iterator[Mark]:
     for (_size, load), rules in by_setting(played).items():
         _ours, baselines = split(rules)
+        if not {"e2e", "lmetric", "dynamo"} <= rules.keys():
+            continue
         e2e = rules["e2e"]
         other, other_s = lowest(baselines, ENDED)
         gain = other_s / number(e2e, ENDED)
@@ -106,7 +110,7 @@ def mixed(played: Played) -> Iterator[Mark]:
         )
 
 
-def pace(played: Played) -> Iterator[Mark]:
+def pace(table: Table, played: Played) -> Iterator[Mark]:
     for (size, load), rules in by_setting(played).items():
         if "least_request" not in rules:
             continue
@@ -115,7 +119,7 @@ def pace(played: Played) -> Iterator[Mark]:
             own_s = number(rules[name], PACE)
             yield (
                 own_s <= other_s,
-                f"{played.title}, {size} replicas, {load:g}: median time per token of `{name}` {own_s * 1e3:.1f} ms,"
+                f"{table.title}, {size} replicas, {load:g}: median time per token of `{name}` {own_s * 1e3:.1f} ms,"
                 f" of `least_request` {other_s * 1e3:.1f} ms",
             )
 

@@ -36,8 +36,8 @@ def written(tables: list[Table], played: Mapping[str, Played], plots: str) -> st
     parts = ["### Marks\n", *(f"* {'reached' if ok else '**missed**'}: {words}" for ok, words in marks(tables, played))]
     for table in tables:
         if (own := played.get(table.name)) is not None:
-            parts += ["", f"### {own.title}\n", _setting(table, own), "", *_numbers(own)]
-            parts.append(f"\n![{own.title}]({plots}/{table.name}.svg)")
+            parts += ["", f"### {table.title}\n", _setting(table, own), "", *_numbers(own)]
+            parts.append(f"\n![{table.title}]({plots}/{table.name}.svg)")
     return "\n".join(parts) + "\n"
 
 
@@ -48,6 +48,7 @@ def _setting(table: Table, played: Played) -> str:
         f"{played.requests:.0f} requests counted in each run, seeds: {often}. Mean first token, in brackets over that"
         f" of central_fcfs{'' if table.first_tokens_only else '; then mean end to end'}. Seconds; ± is half of a 95 %"
         f" interval. Processor time of all runs: {played.took_s / 60:.0f} min."
+        + (f" {played.missing} runs of the table have not been played." if played.missing else "")
     )
 
 

@@ -61,8 +61,8 @@ class Table:
 def full() -> list[Table]:
     """Both traces on 8 and 16 replicas, five seeds for the strongest six rules and two for the rest."""
     seeds = dict.fromkeys(STRONG, 5) | dict.fromkeys(OTHERS, 2)
-    loads = (0.5, 0.6, 0.7, 0.8, 0.9)
-    return _tables((8, 16), loads, loads, seeds, (0.5, 0.6, 0.7, 0.8), seeds)
+    loads = (0.5, 0.7, 0.8, 0.9)
+    return _tables((8, 16), loads, loads, seeds, (0.5, 0.7, 0.8), seeds)
 
 
 def quick() -> list[Table]:
