@@ -31,6 +31,7 @@ OTHERS = (
     "greedy_ttft",
     "cost",
 )
+TOLD = ("cost", "least_request", "llm_d_sticky", "fetch_threshold", "greedy_ttft")  # where paths may differ
 TRACES = ("conversation", "synthetic")
 
 
@@ -59,31 +60,41 @@ class Table:
 
 
 def full() -> list[Table]:
-    """Both traces on 8 and 16 replicas, five seeds for the strongest six rules and two for the rest."""
+    """Five seeds for the strongest six rules and two for the rest: placement on 8 and 16 replicas, answers on 16.
+
+    Engines that fetch what they are told to are played with the rules that read where state is, and least_request.
+    """
     seeds = dict.fromkeys(STRONG, 5) | dict.fromkeys(OTHERS, 2)
     loads = (0.5, 0.7, 0.8, 0.9)
-    return _tables((8, 16), loads, loads, seeds, (0.5, 0.7, 0.8), seeds)
+    told = {rule: seeds[rule] for rule in (*STRONG, *TOLD)}
+    return _tables((8, 16), loads, (16,), loads, seeds, (0.5, 0.7, 0.8), told)
 
 
 def quick() -> list[Table]:
     """The same questions in minutes: slices, 16 replicas, one seed, fewer loads and rules."""
     few = dict.fromkeys((*STRONG, "cost", "least_request", "llm_d_sticky"), 1)
-    return _tables((16,), (0.5, 0.7, 0.8, 0.9), (0.5, 0.7), few, (0.5, 0.7), dict.fromkeys((*STRONG, *OTHERS), 1))
+    tables = _tables((16,), (0.5, 0.7, 0.8, 0.9), (16,), (0.5, 0.7), few, (0.5, 0.7), few)
+    every = dict.fromkeys((*STRONG, *OTHERS), 1)
+    return [replace(table, seeds=every) if table.name == "mixed" else table for table in tables]
 
 
 def _tables(
     sizes: tuple[int, ...],
     loads: tuple[float, ...],
+    answered_sizes: tuple[int, ...],
     answered_loads: tuple[float, ...],
     seeds: dict[str, int],
     mixed_loads: tuple[float, ...],
-    mixed_seeds: dict[str, int],
+    told_seeds: dict[str, int],
 ) -> list[Table]:
     tables: list[Table] = []
     for trace, mark in zip(TRACES, (1.10, 1.15), strict=True):
-        plain = Table(f"answers-{trace}", f"{trace}: with its answers", trace, sizes, ("A100",), answered_loads, seeds)
+        plain = Table(
+            f"answers-{trace}", f"{trace}: with its answers", trace, answered_sizes, ("A100",), answered_loads, seeds
+        )
         placement = replace(
             plain,
+            sizes=sizes,
             name=f"placement-{trace}",
             title=f"{trace}: placement alone",
             loads=loads,
@@ -103,9 +114,10 @@ def _tables(
             name=f"directed-{trace}",
             title=f"{trace}: with its answers, engines fetch only what they are told to",
             directed=True,
+            seeds=told_seeds,
         )
         tables += [placement, wrong, plain, told]
     mixed = Table(
-        "mixed", "conversation: half A100, half H20", "conversation", (16,), ("A100", "H20"), mixed_loads, mixed_seeds
+        "mixed", "conversation: half A100, half H20", "conversation", (16,), ("A100", "H20"), mixed_loads, seeds
     )
     return [*tables, mixed]
