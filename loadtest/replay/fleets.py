@@ -92,6 +92,15 @@ def with_blocks(fleets: Fleets, *, router_tokens: int, engine_tokens: int) -> Fl
     )
 
 
+def with_store(fleets: Fleets, capacity_gib: float) -> Fleets:
+    """The same fleet with a shared store of this size, > 0; the router is told of sizes by nobody."""
+    store = fleets.engines.store
+    if store is None:
+        raise ConfigError("the fleet has no shared store whose size could be set")
+    larger = msgspec.structs.replace(store, capacity_gib=capacity_gib)
+    return Fleets(fleets.router, msgspec.structs.replace(fleets.engines, store=larger))
+
+
 def fetch_decided_by(fleets: Fleets, by: Literal["engine", "directed"]) -> Fleets:
     """The same fleet whose engines look the store up by themselves, or fetch only what the router's choice says."""
     fetch = fleets.engines.fetch or sim_fleet.Fetch()

@@ -36,13 +36,17 @@ POLL_S = 0.1  # how often the parent looks for progress
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where traffic and fleet come from. Without `fleet_file` a fleet of `cards` is made."""
+    """Where traffic and fleet come from. Without `fleet_file` a fleet of `cards` is made.
+
+    store_gib : size of its shared store, > 0; None leaves it as it is
+    """
 
     trace: Path
     format: str | None = None
     fleet_file: Path | None = None
     replicas: int = 4
     cards: tuple[str, ...] = ("A100", "H20")
+    store_gib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,10 @@ def _read_once(path: Path, format_name: str | None) -> Trace:
 def fleet_of(source: Source) -> Fleets:
     """Both readings of the fleet. Raises ConfigError."""
     if source.fleet_file is not None:
-        return fleets.of_file(source.fleet_file)
-    return fleets.of_cards(source.replicas, list(source.cards))
+        fleet = fleets.of_file(source.fleet_file)
+    else:
+        fleet = fleets.of_cards(source.replicas, list(source.cards))
+    return fleet if source.store_gib is None else fleets.with_store(fleet, source.store_gib)
 
 
 @lru_cache(maxsize=1)

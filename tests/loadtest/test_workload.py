@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from loadtest.replay.bounds import Floats, ideal_cached_tokens, pooled_work_s, prompt_tokens_of
 from loadtest.replay.bounds import shortest_remaining_first_s as pooled_s
-from loadtest.replay.fleets import of_cards, of_file, of_text, with_blocks
+from loadtest.replay.fleets import Fleets, of_cards, of_file, of_text, with_blocks, with_store
 from loadtest.replay.formats import Trace
 from loadtest.replay.workload import Demand, arrivals
 from loadtest.traffic import TrafficRow
@@ -206,3 +207,19 @@ def test_a_name_that_a_rank_of_another_server_would_get_is_refused() -> None:
     text = (DEMO / "fleet.yaml").read_text().split("replicas:")[0]
     with pytest.raises(ConfigError, match="a/1"):
         of_text(f"{text}replicas: [{{name: a, card: A100, ranks: 2}}, {{name: a/1, card: A100}}]", "test")
+
+
+def test_a_store_of_another_size_changes_nothing_else() -> None:
+    fleets = of_cards(4, ["A100"])
+    larger = with_store(fleets, 16_384.0)
+    assert larger.engines.store is not None
+    assert larger.engines.store.capacity_gib == 16_384.0
+    assert larger.router == fleets.router
+    assert with_store(larger, 2048.0) == fleets
+
+
+def test_a_fleet_without_a_store_has_none_to_size() -> None:
+    fleets = of_cards(1, ["A100"])
+    bare = Fleets(fleets.router, msgspec.structs.replace(fleets.engines, store=None))
+    with pytest.raises(ConfigError, match="no shared store"):
+        with_store(bare, 1.0)

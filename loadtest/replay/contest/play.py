@@ -39,7 +39,7 @@ def jobs_of(table: Table, trace: Path, part: tuple[float, float]) -> list[Job]:
     rules = {YARDSTICK: most} | table.seeds
     return [
         Job(
-            source=Source(trace, None, None, size, table.cards),
+            source=Source(trace, replicas=size, cards=table.cards, store_gib=table.store_gib),
             demand=Demand(None, load, seed=seed, first_tokens_only=table.first_tokens_only, part=part),
             conditions=Conditions(
                 policy=PolicyConfig(name=rule), seed=seed, estimator_error=table.error, directed=table.directed
