@@ -14,9 +14,14 @@ F(t)  duration of the fetch if it starts at t             C  work left once both
     two_ends           starts on arrival at the tail; from the turn     Q + C' F / (C' + F) + C_new if F starts at Q,
                        the head is computed until both meet             C' recompute of the reusable part
 
+Where all is fetched that the request can use (overlapped, layerwise), one that had nothing to fetch on arrival looks
+once more at its turn: what was in HBM then may have been evicted while it waited, and what others computed in the
+meantime may be in the store.
+
 Blind to  a GPU that is slowed by the copies themselves
-Source    CachedAttention (USENIX ATC 2024) for layer by layer, SGLang HiCache's prefetch policies (best_effort,
-          timeout, wait_complete), Cake (Jin et al. 2024) for the two ends
+Source    vLLM V1, which asks its connector when a request is first scheduled; CachedAttention (USENIX ATC 2024) for
+          layer by layer, SGLang HiCache's prefetch policies (best_effort, timeout, wait_complete), Cake (Jin et al.
+          2024) for the two ends
 """
 
 from __future__ import annotations
@@ -45,20 +50,23 @@ class AtTurn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Discipline:
-    """on_arrival : the fetch starts on arrival, else at the turn; holds_gpu : no step starts while it is under way."""
+    """on_arrival : the fetch starts on arrival, else at the turn; holds_gpu : no step starts while it is under way
+    looks_again : at the turn, for a request that had nothing to fetch on arrival
+    """
 
     name: str
     on_arrival: bool
     shape: Shape
     at_turn: AtTurn
     holds_gpu: bool = False
+    looks_again: bool = False
 
 
 _ALL = (
-    Discipline("overlapped", True, Shape.WHOLE, AtTurn.NOT_QUEUED),
+    Discipline("overlapped", True, Shape.WHOLE, AtTurn.NOT_QUEUED, looks_again=True),
     Discipline("serial", False, Shape.WHOLE, AtTurn.NOT_QUEUED),
     Discipline("blocking", False, Shape.WHOLE, AtTurn.NOT_QUEUED, holds_gpu=True),
-    Discipline("layerwise", True, Shape.LAYERS, AtTurn.NOT_QUEUED),
+    Discipline("layerwise", True, Shape.LAYERS, AtTurn.NOT_QUEUED, looks_again=True),
     Discipline("layerwise_in_turn", False, Shape.LAYERS, AtTurn.NOT_QUEUED),
     Discipline("best_effort", True, Shape.HEAD_FIRST, AtTurn.TAKE),
     Discipline("time_limited", True, Shape.HEAD_FIRST, AtTurn.WAIT),

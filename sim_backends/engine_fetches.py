@@ -3,7 +3,7 @@
 Model     the engine's discipline, see `disciplines`. A request holds the blocks of its whole prompt from the start of
           its fetch. What a fetch has brought is announced and written through like computed blocks
 Valid     calls in order of time
-Blind to  a fetch that is retried: one that found no room in HBM or in the prefetch space is computed
+Blind to  a fetch that is retried: one that found no room on arrival, in HBM or in the prefetch space, is computed
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from sim_backends.directives import Path
 from sim_backends.disciplines import AtTurn
+from sim_backends.fetch import Plan
 from sim_backends.fetching import Fetcher
 from sim_backends.requests import Counters, LiveRequest, Phase
 from sim_backends.sequence_blocks import SequenceBlocks
@@ -54,7 +55,13 @@ class EngineFetches:
 
     def arrived(self, live: LiveRequest, now_s: float) -> bool:
         """A request came; True when its fetch has started and the caller has nothing more to do for it."""
-        if not (self._fetcher.discipline.on_arrival or _is_hand_off(live)) or not self._start(live, now_s):
+        if not (self._fetcher.discipline.on_arrival or _is_hand_off(live)):
+            return False
+        plan = self._plan(live)
+        if plan is None:
+            return False
+        if not self._start(live, plan, now_s):
+            live.no_room = True
             return False
         if live.phase is Phase.WAITING:
             self._queue(live)
@@ -63,7 +70,11 @@ class EngineFetches:
 
     def starts_at_turn(self, live: LiveRequest, now_s: float) -> bool:
         """The turn of a request that holds nothing; True when it left for a fetch."""
-        return (self.in_turn or _is_hand_off(live)) and self._start(live, now_s)
+        again = self._fetcher.discipline.looks_again and not live.no_room
+        if not (self.in_turn or again or _is_hand_off(live)):
+            return False
+        plan = self._plan(live)
+        return plan is not None and self._start(live, plan, now_s)
 
     def waits_at_turn(self, live: LiveRequest, now_s: float) -> bool:
         """The turn of a request whose fetch is under way; True when it leaves the queue to wait for more of it."""
@@ -103,21 +114,23 @@ class EngineFetches:
         if self._holder is live:
             self._holder = None
 
-    def _start(self, live: LiveRequest, now_s: float) -> bool:
-        """Look everything up; reserve and fetch if that gains enough and there is room."""
+    def _plan(self, live: LiveRequest) -> Plan | None:
+        """Look everything up; None where a fetch gains too little."""
         if live.given_tokens:
-            return False
-        blocks, fetcher = self._blocks, self._fetcher
-        here = blocks.match(live)
-        plan = fetcher.plan(
+            return None
+        return self._fetcher.plan(
             live.digests,
-            here=here,
-            limit=blocks.findable(live),
+            here=self._blocks.match(live),
+            limit=self._blocks.findable(live),
             prompt_tokens=live.prompt_tokens,
             directive=live.directive,
         )
+
+    def _start(self, live: LiveRequest, plan: Plan, now_s: float) -> bool:
+        """Reserve and fetch what `plan`, just made, says; False where there is no room."""
+        blocks, fetcher = self._blocks, self._fetcher
         fresh = live.cached_tokens < 0
-        if plan is None or not blocks.reserve(live, here):
+        if not fetcher.has_space(plan) or not blocks.reserve(live, plan.start_tokens // blocks.size):
             return False
         live.fetch_counts = fresh
         if plan.discipline.at_turn is AtTurn.NOT_QUEUED:

@@ -83,10 +83,14 @@ class Fetcher:
             return self._hand_off(directive, here * self.block_tokens, prompt_tokens)
         segments = self._segments(digests, here, limit, self._places(directive))
         tokens = sum(segment.tokens for segment in segments)
-        if tokens == 0 or tokens < self.minimum_tokens or not self.space.has(tokens * self.bytes_per_token):
+        if tokens == 0 or tokens < self.minimum_tokens:
             return None
         read = any(segment.source == "peer" for segment in segments)
         return Plan(here * self.block_tokens, segments, self.discipline, self._peer(directive) if read else None)
+
+    def has_space(self, plan: Plan) -> bool:
+        """Whether the prefetch space has room for what `plan` moves; a hand-off needs none."""
+        return self.space.has(self._space_bytes(plan))
 
     def start(self, plan: Plan, digests: Sequence[bytes], now_s: float, *, first_done: Done, done: Done) -> Fetch:
         """Begin what `plan`, just made for `digests`, says."""

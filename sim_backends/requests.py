@@ -125,6 +125,7 @@ class LiveRequest:
     keep_as: str | None = None  # once it is over its state is kept under this id
     fetch: Fetch | None = None  # under way; the layered and the two-ended one run beside it
     fetch_counts: bool = False  # its gain is told as cached tokens: not after a preemption
+    no_room: bool = False  # for what it would have fetched on arrival
     patience: Alarm | None = None  # of a time-limited fetch at the request's turn
 
 

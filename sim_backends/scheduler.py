@@ -157,7 +157,7 @@ class Scheduler:
             elif stuck:
                 index += 1
                 continue
-            elif fetches is not None and fetches.starts_at_turn(live, now_s):
+            elif fetches is not None and not self._still_blocked(live) and fetches.starts_at_turn(live, now_s):
                 del waiting[index]
                 if fetches.hold_gpu:
                     return
@@ -176,11 +176,16 @@ class Scheduler:
     def _fits(self, live: LiveRequest) -> bool:
         """Reserve for a head; one that failed is not matched again before a block has been let go."""
         blocks = self._blocks
-        if self._blocked is not None:
-            head, let_gos, free = self._blocked
-            if head is live and let_gos == blocks.let_gos and free >= blocks.cache.free_blocks:
-                return False
+        if self._still_blocked(live):
+            return False
         if blocks.reserve(live, blocks.match(live)):
             return True
         self._blocked = (live, blocks.let_gos, blocks.cache.free_blocks)
         return False
+
+    def _still_blocked(self, live: LiveRequest) -> bool:
+        """Whether there was no room for `live` when it was last tried, and no block has been let go since."""
+        if self._blocked is None:
+            return False
+        head, let_gos, free = self._blocked
+        return head is live and let_gos == self._blocks.let_gos and free >= self._blocks.cache.free_blocks

@@ -184,6 +184,32 @@ def test_an_engine_that_decides_by_itself_reads_the_store_whatever_it_is_told() 
     assert alone(world, 0, prompt(LONG), 100.0, directive=Directive(Path.LOCAL))[0] == pytest.approx(from_store_s)
 
 
+@pytest.mark.parametrize(("discipline", "found"), [("overlapped", 499), ("layerwise", 499), ("best_effort", 3)])
+def test_what_was_evicted_while_a_request_waited_is_fetched_at_its_turn(discipline: str, found: int) -> None:
+    """All of its prompt is in HBM when it comes, behind another one that takes the tail's place at its own turn."""
+    world = a_world("A100", engine=SMALL, fetch={"discipline": discipline})
+    alone(world, 0, prompt(LONG), 0.0)
+    world.submit(0, a_request(prompt(4000, start=20_000), output=1, request_id="running"), 10.0)
+    world.submit(0, a_request(prompt(LONG, start=50_000), output=1, request_id="before"), 10.0005)
+    world.submit(0, a_request(prompt(LONG), output=1, request_id="x"), 10.001)
+    outputs = {output.request_id: output for output in run_out(world)}
+    assert outputs["before"].cached_tokens == 0
+    assert outputs["x"].cached_tokens == found * 16
+    assert outputs["x"].at_s > outputs["before"].at_s
+
+
+def test_what_others_computed_while_a_request_waited_is_fetched_at_its_turn() -> None:
+    """Nobody has its prompt when it comes; the other replica has computed it by its turn."""
+    world = a_world("A100", "A100")
+    world.submit(1, a_request(prompt(LONG), output=1, request_id="there"), 0.0)
+    for number in range(3):
+        world.submit(0, a_request(prompt(LONG, start=20_000 * (1 + number)), output=1, request_id=f"{number}"), 0.0)
+    world.submit(0, a_request(prompt(LONG), output=1, request_id="x"), 0.001)
+    outputs = {output.request_id: output for output in run_out(world)}
+    assert outputs["there"].at_s < outputs["2"].at_s
+    assert outputs["x"].cached_tokens == 499 * 16
+
+
 def test_a_request_that_gets_no_prefetch_space_computes() -> None:
     """Room for one long fetch: the second request computes while the first one's state comes."""
     fetch = {"by": "engine", "discipline": "overlapped", "minimum_tokens": 512, "prefetch_gib": gib(499)}
