@@ -82,7 +82,8 @@ def remarks(args: argparse.Namespace, trace: Trace, done: Sequence[Done]) -> Ite
     if (first, last) != (0, 1):
         yield f"Played were the requests from {first:.0%} to {last:.0%} of the trace."
     if trace.left_out:
-        yield f"{trace.left_out} rows of the trace have no prompt or no output and were left out."
+        rows = "1 row" if trace.left_out == 1 else f"{trace.left_out} rows"
+        yield f"Left out: {rows} of the trace without a prompt or an output."
     if cut:
         yield f"{cut} counted answers were cut short: with their prompts they filled all a replica can hold."
     if missing:

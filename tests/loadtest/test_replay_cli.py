@@ -204,7 +204,7 @@ def test_rows_left_out_and_answers_cut_short_are_said(tmp_path: Path, capsys: py
     flags = ["--policy", "e2e", "--warm-up", "0", "--jobs", "1", "--html", str(tmp_path / "out.html")]
     assert main(["replay", "--trace", str(trace), *flags]) == 0
     shown = capsys.readouterr().out
-    assert "1 rows of the trace have no prompt or no output and were left out." in shown
+    assert "Left out: 1 row of the trace without a prompt or an output." in shown
     assert "1 counted answers were cut short" in shown
     assert "3 rows (1 without prompt or output left out)" in (tmp_path / "out.html").read_text()
 
