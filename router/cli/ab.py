@@ -12,7 +12,7 @@ from rich.table import Table
 
 from router.errors import ConfigError
 from router.receipts.reading import read_receipts
-from router.study.ab import METRICS, WORDS, Comparison, Rules, amount, comparisons
+from router.study.ab import METRICS, WORDS, Comparison, Rules, amount, before_change, comparisons
 from router.study.ab_page import draw, render
 
 
@@ -88,11 +88,7 @@ def show(one: Comparison, console: Console) -> None:
     )
     console.print(f"\n{sizes}", highlight=False)
     if one.before_change:
-        console.print(
-            f"{one.before_change} requests before the arms' shares last changed are left out",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(before_change(one), highlight=False, soft_wrap=True)
     console.print(
         f"checks: sample ratio p = {one.ratio_p_value:.2g}, mix of prompt lengths p = {one.mix_p_value:.2g}",
         highlight=False,
