@@ -9,10 +9,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from router.config import PolicyConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, check_fleet, completed, one_line
 from router.receipts.reading import read_receipts
+from router.rules import rules_of
 from router.study.bars import seconds
 from router.study.whatif.answer import Answer, what_if
 
@@ -28,7 +28,11 @@ class WhatIfCommand:
         )
         parser.add_argument("files", nargs="+", type=Path, metavar="RECEIPTS", help="rotated files are read too")
         parser.add_argument(
-            "--policy", action="append", required=True, metavar="NAME", help="see `tfirst policies`; may be repeated"
+            "--policy",
+            action="append",
+            required=True,
+            metavar="A,B:X=1,Y=2",
+            help="rules of `tfirst policies`, settings behind a colon; may be repeated",
         )
         parser.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file of the router that wrote them")
         parser.add_argument("--draws", type=int, default=10, metavar="N", help="simulations each (default %(default)s)")
@@ -40,12 +44,10 @@ class WhatIfCommand:
             raise ConfigError("--draws must be at least 2")
         if args.seed < 0:
             raise ConfigError("--seed must be 0 or more")
+        rules = rules_of(args.policy)
         fleet = None if args.fleet is None else fleet_file(args.fleet)
         kept = read_receipts(args.files)
-        answers = [
-            what_if(kept.receipts, PolicyConfig(name=name), fleet=fleet, draws=args.draws, seed=args.seed)
-            for name in args.policy
-        ]
+        answers = [what_if(kept.receipts, rule, fleet=fleet, draws=args.draws, seed=args.seed) for rule in rules]
         if args.json:
             print(msgspec.json.format(msgspec.json.encode(answers)).decode())
             return 0
@@ -84,7 +86,7 @@ def show(answers: list[Answer], console: Console) -> None:
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy", overflow="fold")  # settings can be many
     for name in ("first token", "90 % from", "to", "reused", "same", "method"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in answers:

@@ -30,6 +30,7 @@ from router.config import PolicyConfig
 from router.errors import ConfigError
 from router.fleet import Fleet
 from router.receipts import Receipt
+from router.rules import label
 from router.study.groups import Floats, Mask
 from router.study.whatif.played import Asked, Played, by_rule, fleet_in, placed, timed
 from router.study.whatif.prompts import chains_of, renumbered
@@ -52,6 +53,7 @@ HALVINGS = 12  # of that range: to a thousandth
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; NaN (null in JSON) is unknown.
 
+    policy : the rule, with its settings where it was given some
     observed_s : mean first token as it was; mean_s : with the rule, within low_s to high_s with probability 0.9
     method : "model", or "doubly robust" where exploration shifted it
     agrees : share of requests that the rule puts where they went
@@ -123,7 +125,7 @@ def what_if(
     width = exp(NORMAL_90 * min(deviation, LARGEST_DEVIATION))
     middle = runs[len(runs) // 2]
     return Answer(
-        policy=policy.name,
+        policy=label(policy),
         requests=len(requests),
         observed_s=observed_s,
         mean_s=mean_s,
