@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from router.cli.screen import Screen
 from router.errors import ConfigError
 from router.receipts.reading import read_receipts
 from router.study.ab import METRICS, WORDS, Comparison, Rules, amount, before_change, comparisons
@@ -57,7 +58,7 @@ class AbCommand:
         if args.json:
             print(msgspec.json.format(msgspec.json.encode(found)).decode())
             return 0
-        console = Console()
+        console = Screen()
         for one in found:
             show(one, console)
         if kept.passed_over:

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from router.cli.screen import Screen
 from router.errors import ConfigError
 from router.fleet import Fleet, check_fleet, completed, one_line
 from router.receipts.reading import read_receipts
@@ -51,7 +52,7 @@ class WhatIfCommand:
         if args.json:
             print(msgspec.json.format(msgspec.json.encode(answers)).decode())
             return 0
-        show(answers, Console())
+        show(answers, Screen())
         if kept.passed_over:
             print(kept.passed_over)
         return 0

@@ -16,7 +16,7 @@ from tests.router.study.test_whatif import receipts_of_turns
 REQUESTS = 56  # whatif wants 50
 VALUES: Sequence[Any] = (
     *(0, -1, 1, 2**31, 2**63, -(2**70), 0.5, -0.5, 1e12, -1e12, 1e-308, 1e308, -1e308),
-    *("", "x", "1", "[red]", "\x1b[31m", None, True, [], [0], {}, {"a": 1}),
+    *("", "x", "1", "[red]", "[/red]", ":smile:", "\x1b[31m", "\x9b2J", None, True, [], [0], {}, {"a": 1}),
 )
 BYTES = b'{}[]",:0-e\\\n\x00\xff'
 
@@ -90,9 +90,10 @@ def test_damaged_receipts_end_in_a_status_and_at_most_one_sentence(
     for _ in range(TRIES.get(reader, USUAL_TRIES)):
         path.write_bytes(damaged(chance))
         status = main([*READERS[reader], str(path)])  # what is not foreseen is raised, and fails here
-        told = capsys.readouterr().err
+        out, told = capsys.readouterr()
         assert status in (0, 1, 2)
         assert (len(told.splitlines()) == 1) == (status == 2), told
+        assert all(line.isprintable() for line in (out + told).split("\n"))
 
 
 @pytest.mark.parametrize("reader", READERS)
