@@ -27,7 +27,7 @@ from router.gateway import Gateway, admin_key
 from router.http.tls import server_context
 from router.keys import load_keys
 from router.outbound import Outbound
-from router.rules import rule_of
+from router.rules import label, rule_of
 from router.sources import event_addresses
 from router.telemetry import logs
 from router.telemetry.config import EXPORTER, NOT_INSTALLED, TracingConfig
@@ -129,9 +129,9 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
             addresses.get(row, "asked of the replica"),
         )
     console = Console()
-    console.print(f"policy    {config.policy.name} {config.policy.settings or ''}")
+    console.print(f"policy    {label(config.policy)}", highlight=False)
     if config.experiment is not None:
-        arms = ", ".join(f"{name} ({arm.policy.name})" for name, arm in config.experiment.arms.items())
+        arms = ", ".join(f"{name} ({label(arm.policy)})" for name, arm in config.experiment.arms.items())
         console.print(f"arms      {arms}, by {config.experiment.assign_by}")
     console.print(f"traffic   {config.host}:{config.port}{' with TLS' if config.tls is not None else ''}")
     console.print(f"clients   {'anybody: no client_keys' if keys is None else f'with a key: {len(keys)} known'}")

@@ -202,7 +202,7 @@ def test_a_policy_is_named_with_settings_as_in_replay() -> None:
     command = ("serve", "--worker-urls", "http://127.0.0.1:9", "--check", "--policy")
     done = tfirst(*command, "e2e:own_pace=0.5,queue_behind=2")
     assert done.returncode == 0
-    assert "e2e {'own_pace': 0.5, 'queue_behind': 2}" in done.stdout
+    assert "policy    e2e:own_pace=0.5,queue_behind=2" in done.stdout
     refused = tfirst(*command, "e2e:own_pase=1")
     assert refused.returncode == 2
     assert "e2e has no setting 'own_pase'" in one_sentence(refused)
