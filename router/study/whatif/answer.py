@@ -10,8 +10,9 @@ Model     queues are simulated anew, once with the placements as they were and o
           The interval is log-normal, of three parts: the factor, ties and block numbers, drawn and played anew; what
           the model leaves unexplained, by stretches of time; and a share of the answer, larger the farther it is from
           what was observed, for what is wrong with the model only there
-Valid     streams answered well, of one model, from receipts that name what was possible; hundreds of requests. The
-          shares were set on the simulated engines (see docs/experiments.md), whose caches did not overflow
+Valid     streams answered well, from receipts that name what was possible; hundreds of requests. A replica serves the
+          models whose requests it was a candidate of. The shares were set on the simulated engines (see
+          docs/experiments.md), whose caches did not overflow
 Blind to  clients that would have asked at other times had they been answered sooner
 Source    Dudik, Langford, Li, ICML 2011 (doubly robust); Swaminathan and Joachims 2015 (self-normalised weights)
 """
@@ -146,7 +147,7 @@ def usable(receipts: Sequence[Receipt]) -> list[Asked]:
     kept = [
         one
         for one in sorted(receipts, key=lambda receipt: receipt.arrived_at)
-        if one.outcome == "ok" and one.first_token_s and one.choice is not None and one.prompt_tokens
+        if one.outcome == "ok" and (one.first_token_s or 0.0) > 0.0 and one.choice is not None and one.prompt_tokens
     ]
     start_s = kept[0].arrived_at if kept else 0.0
     return [

@@ -260,6 +260,20 @@ def test_the_command_prints_an_answer_for_each_policy(tmp_path: Path, capsys: py
         assert says in capsys.readouterr().err
 
 
+def test_requests_of_several_models_stay_on_the_replicas_that_serve_them() -> None:
+    """Two models, each on a pair of replicas of its own, in one file of receipts."""
+    receipts = []
+    for model in "ab":
+        for one in receipts_of_turns(60, seed=ord(model)):
+            one.model, one.request_id = model, f"{model}-{one.request_id}"
+            for candidate in one.candidates:
+                candidate.replica = f"{candidate.replica}-{model}"
+            receipts.append(one)
+    found = what_if(receipts, PolicyConfig(name="round_robin"), draws=2)
+    assert found.refused == 0
+    assert found.placed == {f"{name}-{model}": 0.25 for name in NAMES for model in "ab"}
+
+
 def test_a_rule_can_be_asked_about_with_settings_and_answers_differently_then(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
