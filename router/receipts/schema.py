@@ -132,11 +132,6 @@ class Receipt(msgspec.Struct, kw_only=True):
         return None if self.chosen is None else self.candidates[self.chosen]
 
     @property
-    def names_all(self) -> bool:
-        """Whether all candidates that were possible are named."""
-        return bool(self.candidates) and len(self.candidates) == self.possible
-
-    @property
     def waited_s(self) -> float | None:
         """First token as the last choice forecast it: from that choice on. None where nobody saw it."""
         seen_s = self.resumes[-1].went_on_s if self.resumes else self.first_token_s

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.base import Reason
 from router.cli.explain import show
 from router.cli.main import main
 from router.cli.screen import Screen
 from router.receipts import Receipt, Resume
 from router.study import bars
 from router.study.bars import BOTH, COMPUTE, FETCH, NOTHING, QUEUE, axis_end_s, bar
-from router.study.explain import what_came, why
+from router.study.explain import REASONS, what_came, why
 from tests.router.receipts.builders import a_candidate, a_receipt
 
 times_s = st.floats(0.0, 500.0)
@@ -130,6 +131,10 @@ def test_the_end_is_held_against_what_was_expected() -> None:
 )
 def test_requests_that_went_another_way_are_explained_too(changes: dict[str, Any], says: str) -> None:
     assert says in drawn(the_choice_between_two(**changes), width=400)
+
+
+def test_every_reason_of_our_rules_has_words() -> None:
+    assert {reason.value for reason in Reason} == set(REASONS)
 
 
 def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
