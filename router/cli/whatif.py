@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from router.cli.screen import Screen
@@ -16,6 +19,8 @@ from router.receipts.reading import read_receipts
 from router.rules import rules_of
 from router.study.bars import seconds
 from router.study.whatif.answer import Answer, what_if
+
+MOST_DRAWS = 1000  # of which the interval is known to a few percent
 
 
 class WhatIfCommand:
@@ -41,14 +46,18 @@ class WhatIfCommand:
         parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
-        if args.draws < 2:
-            raise ConfigError("--draws must be at least 2")
+        if not 2 <= args.draws <= MOST_DRAWS:
+            raise ConfigError(f"--draws must be from 2 to {MOST_DRAWS}")
         if args.seed < 0:
             raise ConfigError("--seed must be 0 or more")
         rules = rules_of(args.policy)
         fleet = None if args.fleet is None else fleet_file(args.fleet)
         kept = read_receipts(args.files)
-        answers = [what_if(kept.receipts, rule, fleet=fleet, draws=args.draws, seed=args.seed) for rule in rules]
+        with progress_of(len(rules) * args.draws) as on_drawn:
+            answers = [
+                what_if(kept.receipts, rule, fleet=fleet, draws=args.draws, seed=args.seed, on_drawn=on_drawn)
+                for rule in rules
+            ]
         if args.json:
             print(msgspec.json.format(msgspec.json.encode(answers)).decode())
             return 0
@@ -56,6 +65,16 @@ class WhatIfCommand:
         if kept.passed_over:
             print(kept.passed_over)
         return 0
+
+
+@contextmanager
+def progress_of(simulations: int) -> Iterator[Callable[[], None]]:
+    """How far it is, where somebody can see it: many receipts take minutes. Call what comes for each simulation."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulations", total=simulations)
+        yield lambda: progress.advance(task)
 
 
 def fleet_file(path: Path) -> Fleet:

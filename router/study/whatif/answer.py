@@ -19,7 +19,7 @@ Source    Dudik, Langford, Li, ICML 2011 (doubly robust); Swaminathan and Joachi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, nan, sqrt
 from statistics import NormalDist
@@ -90,11 +90,12 @@ def what_if(
     fleet: Fleet | None = None,
     draws: int = 8,
     seed: int = 0,
+    on_drawn: Callable[[], None] = lambda: None,
 ) -> Answer:
     """What `policy` would have done with the requests of `receipts`, in order of arrival.
 
     fleet : they ran on; None: nothing is known of it but names
-    draws : of the factor, of ties and of the numbers of blocks, >= 2
+    draws : of the factor, of ties and of the numbers of blocks, >= 2; on_drawn hears of each that was played
 
     Raises
     ------
@@ -110,7 +111,10 @@ def what_if(
         )
     model = _Model(requests, fleet)
     observed_s = float(model.observed_s.mean())
-    runs = [model.run(policy, factor, seed + draw) for draw, factor in enumerate(model.factors(draws))]
+    runs = []
+    for draw, factor in enumerate(model.factors(draws)):
+        runs.append(model.run(policy, factor, seed + draw))
+        on_drawn()
     shifts = [model.shift(run) for run in runs]
     each_s = [
         max(LEAST_SHARE * observed_s, observed_s + run.difference_s + shift)

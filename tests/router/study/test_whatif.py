@@ -258,6 +258,9 @@ def test_the_command_prints_an_answer_for_each_policy(tmp_path: Path, capsys: py
     ):
         assert main(["whatif", str(path), "--policy", rule]) == 2
         assert says in capsys.readouterr().err
+    for draws in ("1", "1001"):
+        assert main(["whatif", str(path), "--policy", "e2e", "--draws", draws]) == 2
+        assert "--draws must be from 2 to 1000" in capsys.readouterr().err
 
 
 def test_requests_of_several_models_stay_on_the_replicas_that_serve_them() -> None:
@@ -269,7 +272,9 @@ def test_requests_of_several_models_stay_on_the_replicas_that_serve_them() -> No
             for candidate in one.candidates:
                 candidate.replica = f"{candidate.replica}-{model}"
             receipts.append(one)
-    found = what_if(receipts, PolicyConfig(name="round_robin"), draws=2)
+    played: list[None] = []
+    found = what_if(receipts, PolicyConfig(name="round_robin"), draws=2, on_drawn=lambda: played.append(None))
+    assert len(played) == 2
     assert found.refused == 0
     assert found.placed == {f"{name}-{model}": 0.25 for name in NAMES for model in "ab"}
 
