@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 
 def require(holds: bool, name: str, value: object, must: str = "out of range") -> None:
     """Raise `ValueError` naming the argument when `holds` is false. NaN fails every comparison, so it never passes."""
     if not holds:
-        raise ValueError(f"{name} = {value!r} is {must}")
+        shown = value.item() if isinstance(value, np.generic) else value  # 0.5, not np.float64(0.5)
+        raise ValueError(f"{name} = {shown!r} is {must}")

@@ -39,7 +39,7 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     name: str  # as the engines call it
-    layers: Count  # of all kinds
+    layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]  # of all kinds
     hidden: Count  # width of the residual stream
     intermediate: Count
     heads: Count

@@ -88,7 +88,6 @@ class Booking:
     ready_at_s : earliest start its fetch allows
     starts_at_s : when its prefill should start, known once it is the first waiting
     kind : what its answer's length is learned by, once that is known
-    start_seen : that start followed a first token, or an idle replica; not a fetch, nor a request that left
     """
 
     request: RequestFacts
@@ -109,7 +108,6 @@ class Booking:
     starts_at_s: float = nan
     first_token_at_s: float = nan
     kind: Kind | None = None
-    start_seen: bool = False
     decoding: bool = False
     released: bool = False
 
@@ -176,7 +174,7 @@ class Ledger:
             waiting[booking] = None
             self._silent += not request.streams
             if len(waiting) == 1:
-                self._serve(booking, now_s, seen=True)
+                self._serve(booking, now_s)
             else:
                 self._add_behind(booking, +1)
         if self._watcher is not None:
@@ -210,7 +208,7 @@ class Ledger:
             view.decode_read_tokens[row] -= booking.read_tokens
             view.remaining_tokens[row] -= booking.remaining_tokens
         elif booking.request.generates:
-            self._leave_queue(booking, now_s, seen=False)
+            self._leave_queue(booking, now_s)
         if self._watcher is not None:
             view.now_s = now_s
             self._watcher.ended(booking, view)
@@ -241,9 +239,8 @@ class Ledger:
         ]
         return min(ends_s, default=None)
 
-    def _serve(self, booking: Booking, from_s: float, *, seen: bool) -> None:
+    def _serve(self, booking: Booking, from_s: float) -> None:
         booking.starts_at_s = max(from_s, booking.ready_at_s)
-        booking.start_seen = seen and booking.ready_at_s <= from_s
         ends_s = booking.starts_at_s + booking.compute_s
         self._soonest_s = min(self._soonest_s, ends_s)
         self._view.head_ends_s[booking.row] = ends_s
@@ -251,14 +248,14 @@ class Ledger:
         self._view.head_tokens[booking.row] = booking.request.prompt_tokens
 
     def _end_prefill(self, booking: Booking, now_s: float) -> None:
-        self._leave_queue(booking, now_s, seen=booking.request.streams)
+        self._leave_queue(booking, now_s)
         booking.decoding = True
         self._view.decode_batch[booking.row] += 1
         self._view.decode_context_tokens[booking.row] += booking.mean_context_tokens
         self._view.decode_read_tokens[booking.row] += booking.read_tokens
         self._view.remaining_tokens[booking.row] += booking.remaining_tokens
 
-    def _leave_queue(self, booking: Booking, now_s: float, *, seen: bool) -> None:
+    def _leave_queue(self, booking: Booking, now_s: float) -> None:
         row = booking.row
         waiting = self._waiting[row]
         was_head = not isnan(booking.starts_at_s)
@@ -276,7 +273,7 @@ class Ledger:
             self._view.head_tokens[row] = 0.0
         else:
             self._add_behind(head, -1)
-            self._serve(head, now_s, seen=seen)
+            self._serve(head, now_s)
 
     def _add_behind(self, booking: Booking, sign: int) -> None:
         """Add or take off one booking's part of the work behind the one in service."""

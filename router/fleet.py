@@ -21,6 +21,8 @@ from router.errors import ConfigError
 
 DEFAULT_STEP_TOKENS = 2048  # vLLM's default on most cards
 STORE_NAME = "store"  # of its event source, so no replica may have it
+LEAST, MOST = 1e-6, 1e12  # of what a card, a link or `speed` may be: times of all others overflow, or are none
+RATED_BY = ("peak_tflops", "memory_gb_s", "memory_gib", "fp8_tflops", "compute_share", "memory_share")
 DNS_SCHEME = "dns"  # of a name that stands for many replicas
 ZMQ_ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}|(ipc|inproc)://\S+")
 
@@ -232,6 +234,7 @@ def check_fleet(fleet: Fleet) -> None:
             raise ConfigError(f"a replica cannot be called {name!r}: names are not empty and do not begin with '('")
         if not name.isprintable():  # it stands in logs, header fields and metrics
             raise ConfigError(f"a replica cannot be called {name!r}: names have printable characters only")
+    check_rates(fleet)
     for replica in fleet.replicas:
         check_address(f"events of {replica.name!r}", replica.events)
         check_address(f"replay of {replica.name!r}", replica.replay)
@@ -247,6 +250,15 @@ def check_fleet(fleet: Fleet) -> None:
     for role, link in named_links(fleet):
         if link not in fleet.links:
             raise ConfigError(f"`{role}` names the link {link!r}, which `links` does not have")
+
+
+def check_rates(fleet: Fleet) -> None:
+    """Raise `ConfigError` when hardware is so slow or fast that times are no numbers any more."""
+    rates = [(f"cards.{name}.{key}", getattr(card, key)) for name, card in fleet.cards.items() for key in RATED_BY]
+    rates += [(f"links.{name}.gb_s", link.gb_s) for name, link in fleet.links.items()]
+    for key, value in (*rates, ("speed", fleet.speed)):
+        if value is not None and not LEAST <= value <= MOST:
+            raise ConfigError(f"`{key}` is {value:g}; it must be from {LEAST:g} to {MOST:g}")
 
 
 def check_keys_of_ranks(fleet: Fleet) -> None:

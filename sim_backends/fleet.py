@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -27,6 +27,8 @@ Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 ROLES = ("both", "prefill", "decode")
 PEERS_TOLD = (None, "header", "body", "move")
 STORE_TOLD = ("engine", "prefetch", "never")
+DESCRIBED_BY = ("peak_tflops", "memory_gb_s", "memory_gib")  # of a card, what its engines need
+EXAMPLE_CARD = "A100: {peak_tflops: 312, memory_gb_s: 2039, memory_gib: 80}"
 DEFAULT_FLEET = Path(__file__).with_name("default_fleet.yaml")
 
 
@@ -253,13 +255,28 @@ def read(path: Path) -> Fleet:
 def parse(text: str, *, source: str) -> Fleet:
     """The fleet in `text`; `source` names it in errors. Raises BadFleet."""
     try:
-        fleet = msgspec.yaml.decode(text, type=Fleet)
+        raw = msgspec.yaml.decode(text)
+        _check_described(raw, source)
+        fleet = msgspec.convert(raw, Fleet)
     except msgspec.ValidationError as exc:
         raise BadFleet(source, str(exc)) from exc
     except msgspec.DecodeError as exc:
         raise BadFleet(source, f"is not YAML: {' '.join(str(exc).split())}") from exc
     check(fleet, source=source)
     return fleet
+
+
+def _check_described(raw: Any, source: str) -> None:
+    """Cards by name alone are good enough for the router, which has a table of them; here there is none."""
+    cards = raw.get("cards") if isinstance(raw, dict) else None
+    for name, card in cards.items() if isinstance(cards, dict) else ():
+        missing = [key for key in DESCRIBED_BY if key not in card] if isinstance(card, dict) else []
+        if missing:
+            raise BadFleet(
+                source,
+                f"cards.{name} has no {', '.join(missing)}; simulated engines know no card by its name, so add what"
+                f" {name} has, for example {EXAMPLE_CARD}",
+            )
 
 
 def check(fleet: Fleet, *, source: str) -> None:
@@ -363,8 +380,10 @@ def _address(value: str | None, source: str, key: str, *, scheme: str) -> None:
         raise BadFleet(source, f"{key} is {value!r}, expected {scheme}://HOST:PORT")
 
 
-def built(*, replicas: int, cards: Sequence[str], speed: float) -> Fleet:
+def built(*, replicas: int, cards: Sequence[str], speed: float, known: Mapping[str, Card] | None = None) -> Fleet:
     """The default fleet with `replicas` replicas, their cards in equal runs in the order given.
+
+    known : cards there are beside those of the default fleet
 
     >>> [r.name for r in built(replicas=4, cards=["A100", "H20"], speed=1.0).replicas]
     ['a100-0', 'a100-1', 'h20-0', 'h20-1']
@@ -377,7 +396,12 @@ def built(*, replicas: int, cards: Sequence[str], speed: float) -> Fleet:
         number = counts.get(card, 0)
         counts[card] = number + 1
         rows.append(Replica(name=f"{card.lower()}-{number}", card=card))
-    fleet = msgspec.structs.replace(base, replicas=rows, speed=speed)
+    described = dict(known or {}) | base.cards
+    for card in cards:
+        if card not in described:
+            raise BadFleet("--cards", f"there is no card {card!r}; there are {', '.join(sorted(described))}")
+    use = {card: described[card] for card in dict.fromkeys([*base.cards, *cards])}
+    fleet = msgspec.structs.replace(base, replicas=rows, speed=speed, cards=use)
     check(fleet, source="command line")
     return fleet
 

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, inf
 
-import numpy as np
-
 from estimators.ranges import require
 
 
@@ -111,11 +109,6 @@ def backlog_over(stretches: Sequence[Stretch], *, start: float = 0.0) -> tuple[l
         at_s.append(began_s + stretch.duration_s)
         left.append(max(0.0, left[-1] + slope * (at_s[-1] - at_s[-2])) if empty_s > 0 else 0.0)
     return at_s, left
-
-
-def backlog_at(corners: tuple[Sequence[float], Sequence[float]], at_s: float) -> float:
-    """The backlog of `backlog_over` at one moment."""
-    return float(np.interp(at_s, *corners))
 
 
 def capacity_for_peaks(stretches: Sequence[Stretch], *, most: float) -> float:

@@ -24,6 +24,7 @@ Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 MOST_COUNTS = 100_000_000  # kept of a simulation
+MOST_COMPARED = 10_000_000_000  # picks of a simulation, each with those before it: some ten seconds
 
 
 def one_hot_expert(*, tokens: int, chosen: int, experts: int, hot_rows: float) -> Array:
@@ -79,6 +80,8 @@ def random_rows(rng: np.random.Generator, *, tokens: int, chosen: int, experts: 
     require(1 <= chosen <= experts, "chosen", chosen, f"outside 1 to {experts}")
     kept = batches * experts
     require(kept <= MOST_COUNTS, "batches x experts", kept, f"more than {MOST_COUNTS:,}")
+    compared = batches * tokens * chosen**2
+    require(compared <= MOST_COMPARED, "batches x tokens x chosen x chosen", compared, f"more than {MOST_COMPARED:,}")
     counts = np.empty((batches, experts), dtype=np.int64)
     for batch in range(batches):
         picked = np.empty((chosen, tokens), dtype=np.int64)

@@ -339,6 +339,9 @@ def _order(one: Assessment) -> tuple[bool, bool, float, float, float]:
     return (is_bound, False, price, round(one.first_token_s, 9), chosen.moved_bytes)
 
 
+MOST_COPIES = 1024  # of a deployment; a request hardly ever meets another there
+
+
 @dataclass(frozen=True, slots=True)
 class Copies:
     """How often a deployment must stand beside itself. steady : to carry the arrivals; in_time : to meet the targets
@@ -355,6 +358,25 @@ def copies(question: Question, one: Assessment) -> Copies:
     steady = _least_above(question.arrival_rps, per_s_each)
     in_time = max(steady, ceil(question.needed_rps / per_s_each - 1e-9))
     return Copies(steady, in_time, in_time * one.cards)
+
+
+def copies_that_hold(question: Question, one: Assessment) -> int | None:
+    """Whole copies of a deployment's cards, with an equal part of the load each, that meet all targets.
+
+    None where `MOST_COPIES` do not: what is missed then is not for want of cards. More copies never miss more.
+    """
+    few, enough = 0, MOST_COPIES
+    if misses_of_copies(question, one, enough):
+        return None
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (middle, enough) if misses_of_copies(question, one, middle) else (few, middle)
+    return enough
+
+
+def misses_of_copies(question: Question, one: Assessment, many: int) -> dict[str, str]:
+    """What `many` (>= 1) copies of a deployment miss, each with an equal part of the load."""
+    return assess(replace(question, arrival_rps=question.arrival_rps / many), one.deployment).misses
 
 
 def _least_above(arrival_rps: float, per_s_each: float) -> int:

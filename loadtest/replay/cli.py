@@ -22,12 +22,12 @@ from loadtest.replay.html_report import middle, render
 from loadtest.replay.jobs import Done, Job, Source, fleet_of, play_all, trace_of
 from loadtest.replay.measure import Summary, goodput, grouped, hold_against
 from loadtest.replay.outputs import Report, Setting, as_csv, as_json, tables
-from loadtest.replay.rules import label, rules_of
 from loadtest.replay.run import Conditions, queued
 from loadtest.replay.workload import Demand, part_of
 from router.admission import AdmissionConfig
 from router.config import PolicyConfig
 from router.errors import ConfigError
+from router.rules import label, rules_of
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 YARDSTICK = ORDERS[0]  # of placement: played beside the rules, which are held against it
@@ -82,7 +82,8 @@ def remarks(args: argparse.Namespace, trace: Trace, done: Sequence[Done]) -> Ite
     if (first, last) != (0, 1):
         yield f"Played were the requests from {first:.0%} to {last:.0%} of the trace."
     if trace.left_out:
-        yield f"{trace.left_out} rows of the trace have no prompt or no output and were left out."
+        rows = "1 row" if trace.left_out == 1 else f"{trace.left_out} rows"
+        yield f"Left out: {rows} of the trace without a prompt or an output."
     if cut:
         yield f"{cut} counted answers were cut short: with their prompts they filled all a replica can hold."
     if missing:
@@ -122,7 +123,7 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
 
 def rules_played(args: argparse.Namespace) -> list[PolicyConfig]:
     """The rules that are named, and the yardstick behind them."""
-    rules = rules_of(args.policy or [DEFAULT_POLICIES])
+    rules = rules_of(args.policy or [DEFAULT_POLICIES], orders=ORDERS)
     if args.no_bounds or any(rule.name == YARDSTICK for rule in rules):
         return rules
     return [*rules, PolicyConfig(name=YARDSTICK)]

@@ -72,14 +72,17 @@ def of_text(text: str, source: str) -> Fleets:
 
 
 def of_cards(replicas: int, cards: list[str]) -> Fleets:
-    """The simulator's default fleet with `replicas` replicas of `cards`, in equal runs."""
+    """The simulator's default fleet with `replicas` replicas of `cards`, in equal runs; any card the router knows."""
     if replicas < len(cards):
         raise ConfigError(f"--replicas {replicas} is fewer than the {len(cards)} cards named")
+    known = {
+        name: sim_fleet.Card(peak_tflops=card.peak_tflops, memory_gb_s=card.memory_gb_s, memory_gib=card.memory_gib)
+        for name, card in CARDS.items()
+    }
     try:
-        engines = sim_fleet.built(replicas=replicas, cards=cards, speed=1.0)
+        engines = sim_fleet.built(replicas=replicas, cards=cards, speed=1.0, known=known)
     except sim_fleet.BadFleet as exc:
-        known = ", ".join(sorted(CARDS))
-        raise ConfigError(f"--cards {','.join(cards)}: {exc.problem}; known are {known}") from exc
+        raise ConfigError(str(exc)) from exc
     plain = {key: value for key, value in msgspec.to_builtins(engines).items() if value is not None}
     return of_text(msgspec.yaml.encode(plain).decode(), "command line")
 

@@ -8,8 +8,9 @@ Valid     mooncake  JSON lines: timestamp in ms, input_length, output_length, ha
           burstgpt  CSV: Timestamp in s, Model, Request tokens, Response tokens, Total tokens, Log Type
           azure     CSV: TIMESTAMP as date and time, ContextTokens, GeneratedTokens
           receipts  JSON lines of `tfirst serve --receipts`: arrived_at, prompt_tokens, output_tokens or events
-          each gzipped or not
-Blind to  models, request types and failures: a row without prompt or output is left out and counted
+          each gzipped or not; lengths up to 2^31 tokens
+Blind to  models, request types and failures: a row without prompt or output is left out and counted; so is a line of
+          receipts that cannot be read, such as a killed process leaves
 Source    github.com/kvcache-ai/Mooncake, github.com/alibaba-edu/qwen-bailian-usagetraces-anon,
           github.com/HPMLL/BurstGPT, github.com/Azure/AzurePublicDataset; all by their documentation
 """
@@ -30,6 +31,9 @@ from typing import TypeVar
 import msgspec
 
 from loadtest.traffic import TrafficRow
+from router.errors import ConfigError
+from router.receipts.reading import check_schema
+from router.receipts.schema import SCHEMA, Seconds, Tokens
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 
@@ -52,7 +56,7 @@ class Trace:
 
     block_tokens : tokens behind each id of `hash_ids`
     has_prefixes : whether the file says what prompts share; without it `hash_ids` are empty
-    left_out : rows without prompt or output
+    left_out : rows without prompt or output, and lines that are none
     """
 
     rows: list[TrafficRow]
@@ -86,10 +90,11 @@ class BailianLine(msgspec.Struct):
 
 
 class ReceiptLine(msgspec.Struct):
-    arrived_at: float
-    prompt_tokens: int
-    output_tokens: int | None = None
-    events: int | None = None  # of a stream; counted for tokens where it has no usage
+    arrived_at: Seconds
+    prompt_tokens: Tokens
+    schema: object = SCHEMA
+    output_tokens: Tokens | None = None
+    events: Tokens | None = None  # of a stream; counted for tokens where it has no usage
 
 
 Seen = tuple[float, int, int, list[int | str] | list[int]]  # seconds, prompt, output, ids
@@ -110,9 +115,18 @@ def _bailian(lines: Iterable[str]) -> Iterator[Seen]:
         yield line.timestamp, line.input_length, line.output_length, line.hash_ids
 
 
-def _receipts(lines: Iterable[str]) -> Iterator[Seen]:
-    for line in _decoded(lines, ReceiptLine):
-        yield line.arrived_at, line.prompt_tokens, line.output_tokens or line.events or 0, []
+def _receipts(lines: Iterable[str]) -> Iterator[Seen | None]:
+    """None for a line that is no receipt: readers of receipts pass such lines over."""
+    decoder = msgspec.json.Decoder(ReceiptLine)
+    for line in lines:
+        if line and not line.isspace():
+            try:
+                one = decoder.decode(line)
+            except msgspec.DecodeError:
+                yield None
+            else:
+                check_schema(one.schema)
+                yield one.arrived_at, one.prompt_tokens, one.output_tokens or one.events or 0, []
 
 
 def _burstgpt(lines: Iterable[str]) -> Iterator[Seen]:
@@ -130,16 +144,20 @@ def _azure(lines: Iterable[str]) -> Iterator[Seen]:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one kind of file is told from others and read. marks : keys or columns that all must be there."""
+    """How one kind of file is told from others and read. marks : keys or columns that all must be there.
+
+    read : one for each line; None where it is left out
+    """
 
     marks: frozenset[str]
     is_csv: bool
-    read: Callable[[Iterable[str]], Iterator[Seen]]
+    read: Callable[[Iterable[str]], Iterator[Seen | None]]
     block_tokens: int
     has_prefixes: bool = False
 
 
 LATEST_S = 1e12  # later is no time; NaN fails the comparison too
+LONGEST_TOKENS = 2**31
 
 # Tried in this order: a Bailian line has all marks of a Mooncake line.
 FORMATS: dict[str, Format] = {
@@ -165,17 +183,24 @@ def read_trace(path: Path, format_name: str | None = None) -> Trace:
     name = format_name or _detect(path, lines[0])
     use = FORMATS[name]
     try:
-        seen = list(use.read(lines))
+        read = list(use.read(lines))
+    except ConfigError as exc:  # receipts of another schema
+        raise BadTrace(path, str(exc)) from exc
     except (msgspec.DecodeError, ValueError, TypeError, KeyError, csv.Error) as exc:
         what = f"column {exc} is missing" if isinstance(exc, KeyError) else str(exc)
         raise BadTrace(path, f"it is not in the format {name!r}: {what}") from exc
+    seen = [row for row in read if row is not None]
+    if not seen:
+        raise BadTrace(path, f"no line of it is in the format {name!r}")
     if not all(0 <= abs(row[0]) < LATEST_S for row in seen):
         raise BadTrace(path, "a time in it is not a finite number of seconds")
+    if any(max(row[1], row[2]) > LONGEST_TOKENS for row in seen):
+        raise BadTrace(path, f"a length in it is more than {LONGEST_TOKENS:,} tokens")
     seen.sort(key=lambda row: row[0])
     rows = list(_rows(seen))
     if not rows:
         raise BadTrace(path, "no row has both a prompt and an output")
-    return Trace(rows, name, use.block_tokens, use.has_prefixes, left_out=len(seen) - len(rows))
+    return Trace(rows, name, use.block_tokens, use.has_prefixes, left_out=len(read) - len(rows))
 
 
 def _lines(path: Path) -> list[str]:

@@ -11,8 +11,9 @@ Blind to  how far a difference would be on real cards: nobody has held the simul
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from math import inf
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from math import inf, isfinite, isnan, nan
 
 import msgspec
 import numpy as np
@@ -28,14 +29,22 @@ from router.errors import ConfigError
 WARM_UP = 0.25  # of the requests
 FILLS = 6  # times all places in batches, so that a middle is left between filling and emptying
 FEWEST = 20  # requests that a play must expect
+MOST = 200_000  # and may have: some minutes
 APART = 0.1  # relative: below it formula and play are said to agree
 
 
+Watch = Callable[[str, int, int], None]  # which play it is, how many of its requests have ended, of how many
+
+
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment by formula and as played. parts : where they part, as sentences"""
+    """A deployment by formula and as played; NaN (null in JSON) is unknown, inf (null too) never.
+
+    seconds : of arrivals; parts : where formula and play part, as sentences
+    """
 
     organisation: str
     deployment: str
+    seconds: float
     requests: int
     formula: dict[str, float]
     played: dict[str, float]
@@ -60,21 +69,23 @@ def unplayable(facts: Facts, chosen: Deployment) -> str | None:
     return None if facts.cards_each == 1 else "the simulated engines are on one card each"
 
 
-def check(question: Question, one: Assessment, *, seconds: float, seed: int) -> Check:
+def check(
+    question: Question, one: Assessment, *, seconds: float, seed: int, watch: Watch = lambda play, ended, of: None
+) -> Check:
     """Play `one`. seconds : of arrivals, > 0
 
     Raises
     ------
-    ConfigError : the simulated engines cannot play this model, or too few requests come in that time.
+    ConfigError : the simulated engines cannot play this model, or too few or too many requests come in that time.
     """
     facts, chosen = question.facts, one.deployment
-    if question.arrival_rps * seconds < FEWEST:
-        wanted = FEWEST / question.arrival_rps
-        raise ConfigError(f"--seconds {seconds:g} is too short to judge: {FEWEST} requests come in {wanted:,.0f} s")
-    saturated = _played(question, chosen, _at_once(facts, chosen, seed), seed, ready_s=0.0)
+    _check_length(question.arrival_rps, seconds)
+    saturated = _played(question, chosen, _at_once(facts, chosen, seed), seed, watch, "all at once")
     rows = list(_arrivals(question, seconds, seed))
-    steady = _played(question, chosen, rows, seed, ready_s=0.0)
-    started = _played(question, chosen, rows, seed, ready_s=question.ready_s) if question.ready_s else steady
+    steady = _played(question, chosen, rows, seed, watch, "as they arrive")
+    started = steady
+    if question.ready_s:
+        started = _played(question, chosen, rows, seed, watch, "with the start before", ready_s=question.ready_s)
     warm = int(len(rows) * WARM_UP)
     first_s = steady.first_token_s[warm:]
     carries_rps = _middle_rate(saturated)
@@ -99,18 +110,38 @@ def check(question: Question, one: Assessment, *, seconds: float, seed: int) -> 
     return Check(
         organisation=chosen.organisation.value,
         deployment=deployment_text(facts, chosen),
+        seconds=seconds,
         requests=len(rows),
         formula=formula,
         played=played,
-        parts=list(_parts(facts, chosen, formula, played)),
+        parts=list(_parts(facts, chosen, formula, played, seconds)),
     )
 
 
-def _parts(facts: Facts, chosen: Deployment, formula: dict[str, float], played: dict[str, float]) -> Iterator[str]:
+def _check_length(arrival_rps: float, seconds: float) -> None:
+    if arrival_rps * seconds < FEWEST:
+        wanted = FEWEST / arrival_rps
+        raise ConfigError(f"--seconds {seconds:g} is too short to judge: {FEWEST} requests come in {wanted:,.0f} s")
+    if arrival_rps * seconds > MOST:
+        raise ConfigError(
+            f"--seconds {seconds:g} brings {arrival_rps * seconds:,.0f} requests; {MOST:,} are played at most, and come"
+            f" in {MOST / arrival_rps:,.0f} s"
+        )
+
+
+def _parts(
+    facts: Facts, chosen: Deployment, formula: dict[str, float], played: dict[str, float], seconds: float
+) -> Iterator[str]:
     """Each number that is further apart than a tenth, and why where that is known."""
     apart = [name for name in ROWS if _is_apart(formula[name], played[name])]
+    open_end = isnan(played["drained_at_s"])
     if not apart:
-        yield "Formula and play agree within a tenth in every number."
+        yield f"Formula and play agree within a tenth in every{' other' if open_end else ''} number."
+    if open_end:
+        yield (
+            f"The backlog of the start was not gone within the {seconds:g} s that were played; by formula it is after"
+            f" {_text(formula['drained_at_s'])} s. A longer --seconds may show when."
+        )
     for name in apart:
         yield f"They part in {ROWS[name]}: {_text(formula[name])} by formula, {_text(played[name])} as played."
     yield from _reasons(facts, chosen, formula, played, set(apart))
@@ -147,7 +178,7 @@ def _rate_as(facts: Facts, chosen: Deployment, organisation: Organisation) -> fl
 
 
 def _is_apart(formula: float, played: float) -> bool:
-    if formula != formula or played != played:
+    if isnan(formula) or isnan(played):
         return False
     if formula == inf or played == inf:
         return formula != played
@@ -166,9 +197,10 @@ def check_table(facts: Facts, one: Check) -> Table:
         table.add_column(column, justify="right")
     for name, words in ROWS.items():
         formula, played = one.formula[name], one.played[name]
-        ratio = f"{played / formula:.2f}" if formula and abs(formula) < inf and abs(played) < inf else "-"
-        shown = ["-" if value != value else _text(value) for value in (formula, played)]
-        table.add_row(words, *shown, ratio if formula == formula else "-")
+        ratio = f"{played / formula:.2f}" if formula and isfinite(formula) and isfinite(played) else "-"
+        unknown = f"not in {one.seconds:g} s" if name == "drained_at_s" else "-"
+        shown = ["-" if isnan(formula) else _text(formula), unknown if isnan(played) else _text(played)]
+        table.add_row(words, *shown, ratio)
     return table
 
 
@@ -191,6 +223,11 @@ def _at_once(facts: Facts, chosen: Deployment, seed: int) -> list[Asked]:
     places = sum(
         many * batch_on(facts, kind.card) for many, kind in zip(chosen.decode, facts.cards, strict=True) if many
     )
+    if FILLS * places > MOST:
+        raise ConfigError(
+            f"--simulate: to fill {places:,} places in batches takes {FILLS * places:,} requests, {MOST:,} at most are"
+            " played; a smaller `batch` or fewer cards can be"
+        )
     return [Asked(number, 0.0, _drawn(facts, chance)) for number in range(FILLS * max(places, 1))]
 
 
@@ -217,13 +254,25 @@ def _alone_s(question: Question, chosen: Deployment, seed: int) -> float:
 
 
 def _drained_at_s(started: Played, steady: Played, ready_s: float) -> float:
-    """When no more than one request more waits for its first token than without the start. inf: not while any came."""
+    """When no more than one request more waits for its first token than without the start. NaN: not while any came."""
     if ready_s == 0:
         return 0.0
     at_s = np.arange(ready_s, float(started.arrived_s[-1]), 0.25)
     level = np.flatnonzero(started.waiting(at_s) <= steady.waiting(at_s) + 1.0)
-    return float(at_s[level[0]]) if len(level) else inf
+    return float(at_s[level[0]]) if len(level) else nan
 
 
-def _played(question: Question, chosen: Deployment, rows: Sequence[Asked], seed: int, *, ready_s: float) -> Played:
-    return Play(question.facts, chosen, seed=seed, ready_s=ready_s).run(rows)
+def _played(
+    question: Question,
+    chosen: Deployment,
+    rows: Sequence[Asked],
+    seed: int,
+    watch: Watch,
+    name: str,
+    *,
+    ready_s: float = 0.0,
+) -> Played:
+    ended = count(1)
+    watch(name, 0, len(rows))
+    play = Play(question.facts, chosen, seed=seed, ready_s=ready_s)
+    return play.run(rows, lambda: watch(name, next(ended), len(rows)))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from estimators.planning.deployments import RequestKind, kinds_of_lengths
 from estimators.planning.plan import Assessment, Question, ranked
 from loadtest.replay.bounds import ideal_cached_tokens
 from loadtest.replay.flags import number
 from loadtest.replay.formats import BadTrace, read_trace
-from loadtest.replay.plan_check import Check, check, check_table, unplayable
+from loadtest.replay.plan_check import Check, Watch, check, check_table, unplayable
 from router.cli.plan import (
     as_plain,
     deployment_text,
@@ -76,7 +78,7 @@ class PlanCommand:
         except ValueError as exc:
             raise ConfigError(str(exc)) from exc
         console = Console()
-        checks = checks_of(question, report.found, args, console) if args.simulate else []
+        checks = checks_of(question, report.found, args) if args.simulate else []
         if args.json:
             plain = {**as_plain(report), **({"simulated": checks} if args.simulate else {})}
             print(msgspec.json.format(msgspec.json.encode(plain), indent=1).decode())
@@ -125,13 +127,30 @@ def kinds_of_trace(path: Path) -> tuple[Sequence[RequestKind], float]:
     return kinds, (len(rows) - 1) / span_s
 
 
-def checks_of(
-    question: Question, found: Sequence[Assessment], args: argparse.Namespace, console: Console
-) -> list[Check]:
+def checks_of(question: Question, found: Sequence[Assessment], args: argparse.Namespace) -> list[Check]:
     """The first choices that simulated engines can play, played. Raises ConfigError where the model cannot be."""
     chosen = [one for one in found if unplayable(question.facts, one.deployment) is None][: args.simulate]
-    with console.status("playing the first choices", spinner="dots"):
-        return [check(question, one, seconds=args.seconds, seed=args.seed) for one in chosen]
+    checks = []
+    for one in chosen:
+        with progress_of(deployment_text(question.facts, one.deployment)) as watch:
+            checks.append(check(question, one, seconds=args.seconds, seed=args.seed, watch=watch))
+    return checks
+
+
+@contextmanager
+def progress_of(deployment: str) -> Iterator[Watch]:
+    """A line for each play of one deployment, where somebody can see it; results on standard output stay whole."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(play: str, ended: int, of: int) -> None:
+            if play not in tasks:
+                tasks[play] = progress.add_task(f"{deployment}, {play}", total=of)
+            progress.update(tasks[play], completed=ended)
+
+        yield watch
 
 
 def show_checks(console: Console, question: Question, found: Sequence[Assessment], checks: Sequence[Check]) -> None:

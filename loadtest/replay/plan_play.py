@@ -13,7 +13,7 @@ Blind to  a store, whose writes the simulated engines do for free; what a router
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 
@@ -131,8 +131,8 @@ class Play:
         if splits and self.facts.peer_bytes_per_s is None:
             self._share_one_link()
 
-    def run(self, rows: Sequence[Asked]) -> Played:
-        """Play all `rows`, in order of arrival, to the last token."""
+    def run(self, rows: Sequence[Asked], on_ended: Callable[[], None] | None = None) -> Played:
+        """Play all `rows`, in order of arrival, to the last token. `on_ended` hears of each request that ends."""
         size = len(rows)
         played = Played(
             np.array([row.at_s for row in rows]),
@@ -145,7 +145,8 @@ class Play:
         while coming or self._line or self._open or self._computed:
             now_s = self._next_s(coming)
             for output in self._world.advance(now_s):
-                self._hear(output, played)
+                if self._hear(output, played) and on_ended is not None:
+                    on_ended()
             while coming and coming[0].at_s <= now_s:
                 self._line.append(coming.popleft())
             if now_s >= self.ready_s:
@@ -220,7 +221,8 @@ class Play:
             directive = Directive(Path.HAND_OFF, source=done.replica.name, request_id=f"p-{done.asked.number}")
             self._submit(f"d-{done.asked.number}", done.asked, replica, done.asked.kind.output_tokens, directive, now_s)
 
-    def _hear(self, output: Output, played: Played) -> None:
+    def _hear(self, output: Output, played: Played) -> bool:
+        """Whether a request has ended with it."""
         one = self._open[output.request_id]
         replica, asked = one.replica, one.asked
         if output.index == 0:
@@ -228,14 +230,15 @@ class Play:
             replica.running += 1
             played.first_token_s[asked.number] = output.at_s - asked.at_s
         if output.finish_reason is None:
-            return
+            return False
         replica.running -= 1
         del self._open[output.request_id]
         if output.request_id.startswith("p-") and self.chosen.organisation.splits and asked.kind.output_tokens > 1:
             self._computed.append(one)
-        else:
-            played.ended_s[asked.number] = output.at_s
-            played.card[asked.number] = replica.card
+            return False
+        played.ended_s[asked.number] = output.at_s
+        played.card[asked.number] = replica.card
+        return True
 
     def _replicas(self, engines: sim_fleet.Fleet) -> list[_Replica]:
         names = [kind.name for kind in self.facts.cards]

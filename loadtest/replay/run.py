@@ -30,7 +30,6 @@ from loadtest.replay.block_events import plain_batch, plain_store_batch, wire_ba
 from loadtest.replay.estimator_error import WrongEstimator
 from loadtest.replay.fleets import Fleets, fetch_decided_by, with_blocks
 from loadtest.replay.results import Result, blank, room_for_output
-from loadtest.replay.rules import label
 from loadtest.traffic import TrafficRow, prompt_tokens
 from router.actions import Action, Ended, Send
 from router.admission import AdmissionConfig
@@ -40,6 +39,7 @@ from router.directing.directions import directions_of
 from router.identity import Identity, chain
 from router.receipts import Receipt
 from router.receipts.writer import marks_of
+from router.rules import label
 from router.signals.wire import Batch
 from sim_backends import directives, event_wire
 from sim_backends.cache_events import EventBatch

@@ -10,9 +10,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from router.cli.screen import Screen
 from router.errors import ConfigError
 from router.receipts.reading import read_receipts
-from router.study.ab import METRICS, WORDS, Comparison, Rules, amount, comparisons
+from router.study.ab import METRICS, WORDS, Comparison, Rules, amount, before_change, comparisons
 from router.study.ab_page import draw, render
 
 
@@ -57,7 +58,7 @@ class AbCommand:
         if args.json:
             print(msgspec.json.format(msgspec.json.encode(found)).decode())
             return 0
-        console = Console()
+        console = Screen()
         for one in found:
             show(one, console)
         if kept.passed_over:
@@ -88,11 +89,7 @@ def show(one: Comparison, console: Console) -> None:
     )
     console.print(f"\n{sizes}", highlight=False)
     if one.before_change:
-        console.print(
-            f"{one.before_change} requests before the arms' shares last changed are left out",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(before_change(one), highlight=False, soft_wrap=True)
     console.print(
         f"checks: sample ratio p = {one.ratio_p_value:.2g}, mix of prompt lengths p = {one.mix_p_value:.2g}",
         highlight=False,

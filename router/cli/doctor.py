@@ -13,8 +13,8 @@ from pathlib import Path
 
 import aiohttp
 import uvloop
-from rich.console import Console
 
+from router.cli.screen import Screen
 from router.doctor.ask import Asker
 from router.doctor.examine import Plan, Server, examine
 from router.doctor.facts import Facts, as_one_fleet
@@ -69,7 +69,7 @@ class DoctorCommand:
         if args.json:
             print(as_json(reports).decode())
         else:
-            print_reports(reports, Console())
+            print_reports(reports, Screen())
         return 0 if all(report.works for report in reports) else 1
 
 

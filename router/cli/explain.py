@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from router.cli.screen import Screen
 from router.receipts import Candidate, Receipt
 from router.receipts.reading import find_receipt
 from router.study import bars
@@ -18,8 +19,10 @@ STYLES = {bars.QUEUE: "yellow", bars.FETCH: "cyan", bars.BOTH: "magenta", bars.C
 DEFAULT_FILE = Path("receipts.jsonl")
 MOST_SHOWN = 24  # candidates; beyond, a screen holds no more
 LEAST_WIDTH, MOST_WIDTH = 12, 72
-MOST_NAME = 16  # columns of a replica's name, or a path's
-BESIDE = 32  # columns of a line that are neither names nor the bar
+LEAST_NAME, MOST_NAME = 4, 16  # columns of a replica's name, or a path's
+NUMBERS, FEW_NUMBERS = ("first", "mean", "hit"), ("first",)  # at the end of a line
+BESIDE, FEW_BESIDE = 25, 13  # columns of a line that are neither names nor the bar
+ROOM_FOR_ALL = 60  # columns of the terminal
 
 
 class ExplainCommand:
@@ -37,7 +40,7 @@ class ExplainCommand:
         parser.add_argument("--all", action="store_true", help=f"show all candidates, not the best {MOST_SHOWN}")
 
     def run(self, args: argparse.Namespace) -> int:
-        show(find_receipt([args.receipts], args.request_id), Console(), every=args.all)
+        show(find_receipt([args.receipts], args.request_id), Screen(), every=args.all)
         return 0
 
 
@@ -68,41 +71,41 @@ def ordered(receipt: Receipt) -> list[Candidate]:
 
 
 def _draw(receipt: Receipt, shown: list[Candidate], console: Console) -> None:
-    names = sum(min(MOST_NAME, max(map(len, column))) for column in _names(shown))
-    width = max(LEAST_WIDTH, min(MOST_WIDTH, console.width - BESIDE - names))
+    numbers, beside = (NUMBERS, BESIDE) if console.width >= ROOM_FOR_ALL else (FEW_NUMBERS, FEW_BESIDE)
+    most = max(LEAST_NAME, min(MOST_NAME, (console.width - beside - LEAST_WIDTH) // 2))
+    names = sum(min(most, max(map(len, column))) for column in _names(shown))
+    width = max(LEAST_WIDTH, min(MOST_WIDTH, console.width - beside - names))
     observed_s = receipt.waited_s
     longest_s = max([one.first_token_s for one in shown] + [observed_s or 0.0])
     axis_s = bars.axis_end_s(max(longest_s, 1e-4))
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for name in ("", "replica", "path"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=MOST_NAME)
+    for name, mark in (("  replica", 2), ("path", 0)):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=most + mark)
     table.add_column("", no_wrap=True, width=width)
-    for name in ("first", "mean", "hit"):
+    for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     for one in shown:
         chosen = one is receipt.choice
         drawn = _coloured(bars.bar(one, axis_s=axis_s, width=width))
         if chosen and observed_s is not None:
             _mark(drawn, observed_s / axis_s, width)
+        told = bars.seconds(one.first_token_s), bars.seconds(one.expected_s), f"{one.hit_probability:.0%}"
         table.add_row(
-            "▶" if chosen else "",
-            one.replica,
+            f"{'▶' if chosen else ' '} {one.replica}",  # one column: a narrow terminal cuts the name, not the mark
             one.path,
             drawn,
-            bars.seconds(one.first_token_s),
-            bars.seconds(one.expected_s),
-            f"{one.hit_probability:.0%}",
+            *told[: len(numbers)],
             style="bold" if chosen else "",
         )
     for line in bars.axis(axis_s, width):
-        table.add_row("", "", "", Text(line), "", "", "")
+        table.add_row("", "", Text(line))
     console.print(_legend(came=observed_s is not None))
     console.print(table)
 
 
 def _names(shown: list[Candidate]) -> tuple[list[str], list[str]]:
-    """Replicas and paths."""
-    return [one.replica for one in shown], [one.path for one in shown]
+    """Replicas and paths, each with what stands above them."""
+    return ["replica", *(one.replica for one in shown)], ["path", *(one.path for one in shown)]
 
 
 def _coloured(drawn: str) -> Text:

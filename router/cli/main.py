@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import router
+from router.cli.screen import printable
 from router.errors import ConfigError, RouterError
 from router.plugins import COMMANDS, found
 
@@ -49,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = args.run(args)
     except ConfigError as exc:
-        print(f"tfirst: {exc}", file=sys.stderr)
+        print(f"tfirst: {printable(str(exc))}", file=sys.stderr)
         return 2
     except RouterError as exc:
-        print(f"tfirst: {exc}", file=sys.stderr)
+        print(f"tfirst: {printable(str(exc))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

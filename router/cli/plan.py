@@ -18,7 +18,18 @@ from rich.table import Table
 from estimators.hardware import Positive, Share
 from estimators.planning.changes import Variation, variations
 from estimators.planning.deployments import CardKind, Deployment, Facts, Organisation, RequestKind
-from estimators.planning.plan import Assessment, Copies, Limits, Question, Targets, copies, limits
+from estimators.planning.plan import (
+    MOST_COPIES,
+    Assessment,
+    Copies,
+    Limits,
+    Question,
+    Targets,
+    copies,
+    copies_that_hold,
+    limits,
+    misses_of_copies,
+)
 from estimators.shape_parts import Count
 from router.errors import ConfigError
 from router.fleet import Fleet, check_fleet, completed, one_line
@@ -184,7 +195,8 @@ class Report:
 
     found : all deployments, best first
     whole : all cards in each organisation
-    many : copies of the first choice's cards, where it does not hold
+    many : copies of the first choice's cards, where it does not hold; holding : of them, to meet all targets; None: no
+        number of copies does
     """
 
     question: Question
@@ -193,6 +205,7 @@ class Report:
     bounds: Limits
     changes: Sequence[Variation]
     many: Copies
+    holding: int | None
 
     @property
     def first(self) -> Assessment:
@@ -212,6 +225,7 @@ def report_of(question: Question, found: Sequence[Assessment]) -> Report:
         bounds=limits(question, first.deployment),
         changes=variations(question, first.deployment),
         many=copies(question, first),
+        holding=copies_that_hold(question, first),
     )
 
 
@@ -309,17 +323,31 @@ def sentences(report: Report) -> Iterator[str]:
         yield f"It carries the load and clears the start while {', '.join(_bounds(bounds))}, each alone."
     else:
         yield f"Nothing here holds. Nearest: {_named(facts, first)}."
-        many = report.many
-        yield (
-            f"{many.steady} times these {first.cards} cards keep up with {question.arrival_rps:g} requests/s"
-            f" ({many.steady * first.cards} cards), {many.in_time} times also clear the start in time"
-            f" ({many.cards} cards)."
-            if question.needed_rps > question.arrival_rps
-            else f"{many.steady} times these {first.cards} cards keep up ({many.cards} cards)."
-        )
+        yield from _more_cards(report)
     bound = next((one for one in report.found if one.deployment.organisation is Organisation.CHUNKED), None)
+    if all(one.deployment.counts == facts.counts for one in report.found) and sum(facts.counts) > 1:
+        yield "So many cards have too many parts to look at each: only all of them together were."
     if bound is not None and bound.holds and not first.holds:
         yield f"If all of prefill hid in decode steps, this would: {_named(facts, bound)}."
+
+
+def _more_cards(report: Report) -> Iterator[str]:
+    """How many copies of the nearest choice would do what it does not; each with an equal part of the load."""
+    question, first, many = report.question, report.first, report.many
+    starts = question.ready_s > 0 and question.targets.drained_by_s < inf
+    steps = {
+        many.steady: f"keep up with {question.arrival_rps:g} requests/s",
+        many.in_time: "clear the start in time" if starts else f"are at most {question.targets.most_busy:.0%} busy",
+    }
+    if report.holding is not None:
+        steps[report.holding] = "meet all targets"
+    steps.pop(1, None)  # what these cards do by themselves is no remedy
+    told = [f"{times} times {does} ({times * first.cards} cards)" for times, does in steps.items()]
+    if told:
+        yield f"{', '.join(told)}.".replace(" times ", f" times these {first.cards} cards ", 1)
+    if report.holding is None:
+        always = "; ".join(misses_of_copies(question, first, MOST_COPIES).values())
+        yield f"No number of copies of this choice meets all targets: {always}."
 
 
 def _bounds(bounds: Limits) -> Iterator[str]:
@@ -342,7 +370,10 @@ def as_plain(report: Report) -> dict[str, Any]:
         "holds": report.first.holds,
         "deployments": [_plain(facts, one) for one in report.found],
         "limits": {name: getattr(report.bounds, name) for name in Limits.__dataclass_fields__},
-        "copies": {name: getattr(report.many, name) for name in Copies.__dataclass_fields__},
+        "copies": {
+            **{name: getattr(report.many, name) for name in Copies.__dataclass_fields__},
+            "holding": report.holding,
+        },
         "changes": [
             {
                 "what": one.what,

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from router.cli.screen import Screen
 from router.receipts.reading import read_receipts
 from router.study.bars import seconds
 from router.study.calibration import Calibration, Rightness, calibration_of
@@ -31,7 +32,7 @@ class ReceiptsCommand:
         if args.json:
             print(msgspec.json.format(msgspec.json.encode(found)).decode())
             return 0
-        show(found, Console())
+        show(found, Screen())
         if kept.passed_over:
             print(kept.passed_over)
         return 0

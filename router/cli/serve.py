@@ -20,13 +20,14 @@ import router
 from router.admission import AdmissionConfig
 from router.assemble import experiments_of
 from router.beside_events import check_other_tiers
-from router.config import PolicyConfig, RouterConfig, fleet_of, load_config
+from router.config import RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
 from router.fleet import Fleet, is_dns
 from router.gateway import Gateway, admin_key
 from router.http.tls import server_context
 from router.keys import load_keys
 from router.outbound import Outbound
+from router.rules import label, rule_of
 from router.sources import event_addresses
 from router.telemetry import logs
 from router.telemetry.config import EXPORTER, NOT_INSTALLED, TracingConfig
@@ -50,7 +51,11 @@ class ServeCommand:
         )
         where.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file: cards, links, store, replicas")
         parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file; flags win over it")
-        parser.add_argument("--policy", metavar="NAME", help="routing rule, see `tfirst policies` (default e2e)")
+        parser.add_argument(
+            "--policy",
+            metavar="NAME[:X=1,Y=2]",
+            help="routing rule, see `tfirst policies`, settings behind a colon (default e2e)",
+        )
         parser.add_argument("--host", help="address of the traffic port (default 0.0.0.0)")
         parser.add_argument("--port", type=int, help="traffic port (default 30000; 0: the system chooses)")
         parser.add_argument("--admin-host", help="address of the admin port (default 0.0.0.0)")
@@ -89,8 +94,8 @@ def config_of(args: argparse.Namespace) -> RouterConfig:
         changes.update(worker_urls=args.worker_urls, fleet=None)
     if args.fleet is not None:
         changes.update(fleet=str(args.fleet), worker_urls=None)
-    if args.policy is not None and args.policy != config.policy.name:
-        changes["policy"] = PolicyConfig(name=args.policy)
+    if args.policy is not None and args.policy != config.policy.name:  # by its name alone: with the file's settings
+        changes["policy"] = rule_of(args.policy)
     if args.receipts is not None:
         changes["receipts"] = msgspec.structs.replace(config.receipts, path=args.receipts)
     for flag, number in (("--port", args.port), ("--admin-port", args.admin_port)):
@@ -124,9 +129,9 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
             addresses.get(row, "asked of the replica"),
         )
     console = Console()
-    console.print(f"policy    {config.policy.name} {config.policy.settings or ''}")
+    console.print(f"policy    {label(config.policy)}", highlight=False)
     if config.experiment is not None:
-        arms = ", ".join(f"{name} ({arm.policy.name})" for name, arm in config.experiment.arms.items())
+        arms = ", ".join(f"{name} ({label(arm.policy)})" for name, arm in config.experiment.arms.items())
         console.print(f"arms      {arms}, by {config.experiment.assign_by}")
     console.print(f"traffic   {config.host}:{config.port}{' with TLS' if config.tls is not None else ''}")
     console.print(f"clients   {'anybody: no client_keys' if keys is None else f'with a key: {len(keys)} known'}")

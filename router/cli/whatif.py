@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from router.config import PolicyConfig
+from router.cli.screen import Screen
 from router.errors import ConfigError
 from router.fleet import Fleet, check_fleet, completed, one_line
 from router.receipts.reading import read_receipts
+from router.rules import rules_of
 from router.study.bars import seconds
 from router.study.whatif.answer import Answer, what_if
+
+MOST_DRAWS = 1000  # of which the interval is known to a few percent
 
 
 class WhatIfCommand:
@@ -28,7 +34,11 @@ class WhatIfCommand:
         )
         parser.add_argument("files", nargs="+", type=Path, metavar="RECEIPTS", help="rotated files are read too")
         parser.add_argument(
-            "--policy", action="append", required=True, metavar="NAME", help="see `tfirst policies`; may be repeated"
+            "--policy",
+            action="append",
+            required=True,
+            metavar="A,B:X=1,Y=2",
+            help="rules of `tfirst policies`, settings behind a colon; may be repeated",
         )
         parser.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file of the router that wrote them")
         parser.add_argument("--draws", type=int, default=10, metavar="N", help="simulations each (default %(default)s)")
@@ -36,23 +46,35 @@ class WhatIfCommand:
         parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
-        if args.draws < 2:
-            raise ConfigError("--draws must be at least 2")
+        if not 2 <= args.draws <= MOST_DRAWS:
+            raise ConfigError(f"--draws must be from 2 to {MOST_DRAWS}")
         if args.seed < 0:
             raise ConfigError("--seed must be 0 or more")
+        rules = rules_of(args.policy)
         fleet = None if args.fleet is None else fleet_file(args.fleet)
         kept = read_receipts(args.files)
-        answers = [
-            what_if(kept.receipts, PolicyConfig(name=name), fleet=fleet, draws=args.draws, seed=args.seed)
-            for name in args.policy
-        ]
+        with progress_of(len(rules) * args.draws) as on_drawn:
+            answers = [
+                what_if(kept.receipts, rule, fleet=fleet, draws=args.draws, seed=args.seed, on_drawn=on_drawn)
+                for rule in rules
+            ]
         if args.json:
             print(msgspec.json.format(msgspec.json.encode(answers)).decode())
             return 0
-        show(answers, Console())
+        show(answers, Screen())
         if kept.passed_over:
             print(kept.passed_over)
         return 0
+
+
+@contextmanager
+def progress_of(simulations: int) -> Iterator[Callable[[], None]]:
+    """How far it is, where somebody can see it: many receipts take minutes. Call what comes for each simulation."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulations", total=simulations)
+        yield lambda: progress.advance(task)
 
 
 def fleet_file(path: Path) -> Fleet:
@@ -84,7 +106,7 @@ def show(answers: list[Answer], console: Console) -> None:
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy", overflow="fold")  # settings can be many
     for name in ("first token", "90 % from", "to", "reused", "same", "method"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in answers:

@@ -6,9 +6,25 @@ Valid     schema 1. A receipt holds no prompt text and no credentials; what is d
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 SCHEMA = 1  # raised when a field changes its meaning or leaves; new fields alone do not raise it
+
+# What can be true of a request. A line beyond it was damaged and is no receipt, so that no reader has to reckon with
+# numbers that overflow. Checked where lines are read; making a receipt costs nothing more.
+MOST_S = 1e12  # thirty thousand years; either way, since some times are differences
+MOST_TOKENS = 2**31
+Seconds = Annotated[float, msgspec.Meta(ge=-MOST_S, le=MOST_S)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Bytes = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+MeanTokens = Annotated[float, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Blocks = Annotated[int, msgspec.Meta(ge=0, le=2**24)]
+BlockTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+Share = Annotated[float, msgspec.Meta(ge=-1e-9, le=1 + 1e-9)]  # sums of shares are that much off
+Chance = Annotated[float, msgspec.Meta(gt=1e-12, le=1 + 1e-9)]  # of what did happen
 
 
 class Candidate(msgspec.Struct):
@@ -19,26 +35,26 @@ class Candidate(msgspec.Struct):
 
     replica: str
     path: str
-    queue_s: float
-    fetch_s: float
-    compute_s: float
-    first_token_s: float  # if all believed blocks are there
-    expected_s: float  # mean first token, over where the blocks then really are
-    hit_probability: float  # that all believed blocks are there
-    local_tokens: int  # reusable from the replica's own memory
-    fetched_tokens: int  # to come from the store
-    pace_s: float  # per output token
-    queue_price_s: float  # delay caused to later requests; a policy weights it
-    decode_price_s: float  # delay caused to running decodes; a policy weights it
-    signal_age_s: float | None = None  # of the replica's load report; None: never seen
+    queue_s: Seconds
+    fetch_s: Seconds
+    compute_s: Seconds
+    first_token_s: Seconds  # if all believed blocks are there
+    expected_s: Seconds  # mean first token, over where the blocks then really are
+    hit_probability: Share  # that all believed blocks are there
+    local_tokens: Tokens  # reusable from the replica's own memory
+    fetched_tokens: Tokens  # to come from the store
+    pace_s: Seconds  # per output token
+    queue_price_s: Seconds  # delay caused to later requests; a policy weights it
+    decode_price_s: Seconds  # delay caused to running decodes; a policy weights it
+    signal_age_s: Seconds | None = None  # of the replica's load report; None: never seen
     calibration: str = "uncalibrated"  # or "calibrated": whether the replica's times rest on observed first tokens
-    first_token_p90_s: float | None = None
-    first_token_p99_s: float | None = None
+    first_token_p90_s: Seconds | None = None
+    first_token_p99_s: Seconds | None = None
     evidence: str | None = None  # what the hit probability rests on; None where nothing is reused
     discipline: str | None = None  # what the replica is believed to do about the fetch; None without one
     approximate: bool = False  # what is reused is a guess from what was sent there, or written, for want of events
-    blocks_age_s: float | None = None  # since the oldest of the blocks it reuses was heard of; None: not known
-    ready_s: float | None = None  # earliest start the fetch allows; first_token_s is max(queue_s, ready_s) + compute_s
+    blocks_age_s: Seconds | None = None  # since the oldest of the blocks it reuses was heard of; None: not known
+    ready_s: Seconds | None = None  # earliest start the fetch allows; first_token_s: max(queue_s, ready_s) + compute_s
 
 
 class Shadow(msgspec.Struct):
@@ -53,9 +69,9 @@ class Resume(msgspec.Struct):
     """A stream that lost its replica and was placed anew for the rest. Seconds from the request's arrival."""
 
     replica: str  # that failed
-    broke_s: float
-    sent_tokens: int  # that the client had by then; the least it can be, where the engine tells no ids
-    went_on_s: float | None = None  # first token of the next replica; None: it brought none
+    broke_s: Seconds
+    sent_tokens: Tokens  # that the client had by then; the least it can be, where the engine tells no ids
+    went_on_s: Seconds | None = None  # first token of the next replica; None: it brought none
 
 
 class Receipt(msgspec.Struct, kw_only=True):
@@ -63,10 +79,10 @@ class Receipt(msgspec.Struct, kw_only=True):
 
     schema: int = SCHEMA
     request_id: str
-    arrived_at: float
+    arrived_at: Seconds
     endpoint: str
     model: str
-    prompt_tokens: int
+    prompt_tokens: Tokens
     prompt_exact: bool
     streamed: bool
     policy: str
@@ -77,36 +93,36 @@ class Receipt(msgspec.Struct, kw_only=True):
     chosen: int | None = None  # index into candidates
     possible: int | None = None  # how many candidates there were; more than are named: only the chosen and the best are
     reason: str | None = None
-    probability: float | None = None
-    placed_s: float | None = None  # when the last choice was made; what its candidates expect counts from here
-    expected_output_tokens: float | None = None
-    arrival_rps: float | None = None  # at one replica
-    mean_compute_s: float | None = None
+    probability: Chance | None = None
+    placed_s: Seconds | None = None  # when the last choice was made; what its candidates expect counts from here
+    expected_output_tokens: MeanTokens | None = None
+    arrival_rps: Rate | None = None  # at one replica
+    mean_compute_s: Seconds | None = None
     attempts: int = 0
     tried: list[str] = []  # replicas of failed attempts
     outcome: str | None = None
     cause: str | None = None  # of a failure or a refusal
     status: int | None = None
-    first_token_s: float | None = None  # that the client saw, whatever became of its stream then
-    ended_s: float | None = None
-    output_tokens: int | None = None
-    events: int | None = None  # of a stream, from its first token on: about one for each output token
-    cached_tokens: int | None = None  # as the engine reported
+    first_token_s: Seconds | None = None  # that the client saw, whatever became of its stream then
+    ended_s: Seconds | None = None
+    output_tokens: Tokens | None = None
+    events: Tokens | None = None  # of a stream, from its first token on: about one for each output token
+    cached_tokens: Tokens | None = None  # as the engine reported
     arm: str | None = None  # of the experiment it was part of
-    arm_share: float | None = None  # of all units that this arm was meant to get
+    arm_share: Share | None = None  # of all units that this arm was meant to get
     unit: str | None = None  # hash of what it was assigned by: requests of one session share it
     override: bool = False  # the client asked for the policy
     explained: bool = False  # the client asked why
     shadows: list[Shadow] = []
     deadline_s: float | None = None  # of the first token, from arrival, as the client asked
     pace_deadline_s: float | None = None  # of each further output token, on average, as the client asked
-    fetched_bytes: float | None = None  # expected to move for the last choice; None: nothing was estimated
+    fetched_bytes: Bytes | None = None  # expected to move for the last choice; None: nothing was estimated
     late: bool | None = None  # its first token came after that, or after the p99 expected of it; None: nobody saw it
-    regret_s: float | None = None  # first token, from the choice, less what was expected of the best other candidate
+    regret_s: Seconds | None = None  # first token, from the choice, less what was expected of the best other candidate
     sampled: bool = True  # it would have left a line whatever became of it; only such lines stand for all requests
     marks: list[str] = []  # of its first 1, 2, 3, 4, 6, 8, 12, ... blocks and of all; the same for the same tokens
-    blocks: int | None = None  # of its chain: reusable blocks of the prompt, of block_tokens each
-    block_tokens: int | None = None
+    blocks: Blocks | None = None  # of its chain: reusable blocks of the prompt, of block_tokens each
+    block_tokens: BlockTokens | None = None
     resumes: list[Resume] = []  # in order; the last choice is that of the last one
     not_resumed: str | None = None  # why a stream that broke did not go on; None where that was not asked
 
@@ -114,11 +130,6 @@ class Receipt(msgspec.Struct, kw_only=True):
     def choice(self) -> Candidate | None:
         """The chosen candidate; None when nothing was chosen."""
         return None if self.chosen is None else self.candidates[self.chosen]
-
-    @property
-    def names_all(self) -> bool:
-        """Whether all candidates that were possible are named."""
-        return bool(self.candidates) and len(self.candidates) == self.possible
 
     @property
     def waited_s(self) -> float | None:

@@ -2,8 +2,9 @@
 
 Model     every arm is compared with the control. Differences of mean and quantiles have percentile intervals of a
           bootstrap over units; whether the means differ is decided by `sequential.py`, whose interval holds however
-          often and whenever one looks, at the looks the file is divided into. A failed check of the assignment
-          (`balance.py`) makes every difference void
+          often and whenever one looks, at the looks the file is divided into; it is given the difference as a share of
+          the mean of both means, and tau as such a share. A failed check of the assignment (`balance.py`) makes every
+          difference void
 Valid     requests assigned at random by unit, each unit to one arm; requests whose client chose the policy are left
           out, and so are lines that are there only for what became of their request, and requests before the arms'
           shares last changed
@@ -26,7 +27,8 @@ from router.receipts import Receipt
 from router.study import groups, sequential
 from router.study.balance import SUSPICIOUS_MIX, SUSPICIOUS_RATIO, mix_p_value, ratio_p_value
 from router.study.bars import seconds
-from router.study.samples import Sample, replicates, sample_of
+from router.study.groups import Floats, Mask
+from router.study.samples import Ints, Sample, difference_variance, replicates, sample_of
 
 QUANTILES = (0.5, 0.9, 0.99)
 STATISTICS = ("mean", *(f"p{100 * q:.0f}" for q in QUANTILES))
@@ -159,16 +161,30 @@ def since_last_change(receipts: Sequence[Receipt]) -> Sequence[Receipt]:
     return receipts
 
 
-class _Both:
-    """Requests of two arms as columns, in order of arrival."""
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Requests of two arms as columns, in order of arrival; each shape (requests,).
 
-    def __init__(self, receipts: Sequence[Receipt], metric: str, control: str, arm: str) -> None:
-        self.receipts = [one for one in receipts if one.arm in (control, arm)]
-        self.values = groups.column(self.receipts, METRICS[metric])
-        names, units = np.unique([one.unit or one.request_id for one in self.receipts], return_inverse=True)
-        self.units, self.unit_count = units.reshape(-1).astype(np.int64), len(names)
-        self.is_arm = np.array([one.arm == arm for one in self.receipts], dtype=np.bool_)
-        self.lengths = np.array([groups.length_group(one.prompt_tokens) for one in self.receipts], dtype=np.int64)
+    values : of the metric, NaN unknown; units : whose, from 0; is_arm : of the arm, not of the control
+    lengths : groups of prompt lengths
+    """
+
+    values: Floats
+    units: Ints
+    is_arm: Mask
+    lengths: Ints
+
+    @classmethod
+    def of(cls, receipts: Sequence[Receipt], metric: str, control: str, arm: str) -> Both:
+        """Those of `receipts` that are of one of the two."""
+        own = [one for one in receipts if one.arm in (control, arm)]
+        _names, units = np.unique([one.unit or one.request_id for one in own], return_inverse=True)
+        return cls(
+            values=groups.column(own, METRICS[metric]),
+            units=units.reshape(-1).astype(np.int64),
+            is_arm=np.array([one.arm == arm for one in own], dtype=np.bool_),
+            lengths=np.array([groups.length_group(one.prompt_tokens) for one in own], dtype=np.int64),
+        )
 
     def sample(self, *, of_arm: bool, until: int | None = None, length: int | None = None) -> Sample:
         chosen = self.is_arm == of_arm
@@ -180,7 +196,7 @@ class _Both:
 
 
 def _compared(receipts: Sequence[Receipt], metric: str, control: str, arm: str, rules: Rules) -> Comparison:
-    both = _Both(receipts, metric, control, arm)
+    both = Both.of(receipts, metric, control, arm)
     rng = np.random.default_rng(rules.seed)
     one, other = both.sample(of_arm=False), both.sample(of_arm=True)
     buckets = [
@@ -197,8 +213,8 @@ def _compared(receipts: Sequence[Receipt], metric: str, control: str, arm: str, 
         control_units=one.units,
         arm_units=other.units,
         differences=_differences(one, other, rules, rng),
-        looks=_looks(both, rules),
-        ratio_p_value=_ratio(both, control, arm),
+        looks=looks_at(both, rules),
+        ratio_p_value=_ratio(receipts, both, control, arm),
         mix_p_value=_mix(both, rng),
         weighted=_weighted(buckets),
         buckets=buckets,
@@ -214,7 +230,8 @@ def _differences(one: Sample, other: Sample, rules: Rules, rng: np.random.Genera
     low = high = np.full(len(STATISTICS), nan)
     if one.units > 1 and other.units > 1:
         drawn = [replicates(sample, QUANTILES, rules.replicates, rng) for sample in (one, other)]
-        low, high = np.quantile(drawn[1] - drawn[0], (rules.alpha / 2, 1 - rules.alpha / 2), axis=0)
+        ends = np.quantile(drawn[1] - drawn[0], (rules.alpha / 2, 1 - rules.alpha / 2), axis=0)
+        low, high = np.where(ends[0] < ends[1], ends, nan)  # values that are all alike say nothing of their spread
     return [
         Difference(
             statistic=name,
@@ -228,7 +245,7 @@ def _differences(one: Sample, other: Sample, rules: Rules, rng: np.random.Genera
     ]
 
 
-def _bucket(both: _Both, length: int, rules: Rules, rng: np.random.Generator) -> Bucket:
+def _bucket(both: Both, length: int, rules: Rules, rng: np.random.Generator) -> Bucket:
     one, other = (both.sample(of_arm=of_arm, length=length) for of_arm in (False, True))
     return Bucket(
         name=groups.length_name(length),
@@ -257,19 +274,19 @@ def _weighted(buckets: Sequence[Bucket]) -> Difference:
     )
 
 
-def _looks(both: _Both, rules: Rules) -> list[Look]:
+def looks_at(both: Both, rules: Rules) -> list[Look]:
     """The test at every look, from the first on."""
-    requests = len(both.receipts)
+    requests = len(both.values)
     looks: list[Look] = []
     smallest, low, high = 1.0, -inf, inf
     for until in sorted({*np.linspace(min(FIRST_LOOK, requests), requests, LOOKS).astype(int).tolist()}):
         one, other = (both.sample(of_arm=of_arm, until=until) for of_arm in (False, True))
         if min(one.units, other.units) < sequential.LEAST_UNITS:
             continue
-        difference, variance = other.mean - one.mean, one.mean_variance + other.mean_variance
-        tau = max(rules.effect * (abs(one.mean) + abs(other.mean)) / 2, 1e-12)
-        half = sequential.half_width(variance=variance, tau=tau, alpha=rules.alpha)
-        smallest = min(smallest, sequential.p_value(difference, variance=variance, tau=tau))
+        difference, mean = other.mean - one.mean, (abs(one.mean) + abs(other.mean)) / 2 or 1.0
+        variance = difference_variance(one, other) / mean**2  # of the difference as a share of the mean
+        half = mean * sequential.half_width(variance=variance, tau=rules.effect, alpha=rules.alpha)
+        smallest = min(smallest, sequential.p_value(difference / mean, variance=variance, tau=rules.effect))
         low, high = max(low, difference - half), min(high, difference + half)  # it held at every look before, too
         if low > high:  # so it did not, which happens with probability alpha
             low, high = difference - half, difference + half
@@ -277,19 +294,19 @@ def _looks(both: _Both, rules: Rules) -> list[Look]:
     return looks
 
 
-def _ratio(both: _Both, control: str, arm: str) -> float:
+def _ratio(receipts: Sequence[Receipt], both: Both, control: str, arm: str) -> float:
     shares = {control: 1.0, arm: 1.0}
-    for receipt in both.receipts:
-        if receipt.arm_share is not None and receipt.arm_share > 0.0:
-            shares[receipt.arm or ""] = receipt.arm_share
+    for one in receipts:
+        if one.arm in shares and one.arm_share is not None and one.arm_share > 0.0:
+            shares[one.arm] = one.arm_share
     units = {
         name: len(np.unique(both.units[both.is_arm == of_arm])) for name, of_arm in ((control, False), (arm, True))
     }
     return ratio_p_value(units, shares)
 
 
-def _mix(both: _Both, rng: np.random.Generator) -> float:
-    arms = np.zeros(both.unit_count, dtype=np.int64)
+def _mix(both: Both, rng: np.random.Generator) -> float:
+    arms = np.zeros(both.units.max() + 1, dtype=np.int64)
     arms[both.units] = both.is_arm
     return mix_p_value(both.lengths.tolist(), both.units, arms, rng)
 
@@ -349,6 +366,11 @@ def _mixed(found: Comparison) -> str:
         f"; but the two had prompts of different lengths (p = {found.mix_p_value:.2g}): with the same mix the"
         f" difference would be {_amount(found, found.weighted.difference)}"
     )
+
+
+def before_change(found: Comparison) -> str:
+    """What is said of requests that were left out because the arms had other shares then."""
+    return f"Requests before the arms' shares last changed are left out: {found.before_change}"
 
 
 def _amount(found: Comparison, value: float) -> str:

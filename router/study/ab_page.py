@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import ConfigError
-from router.study.ab import WORDS, Comparison, Difference, amount
+from router.study.ab import WORDS, Comparison, Difference, amount, before_change
 from router.study.balance import SUSPICIOUS_MIX, SUSPICIOUS_RATIO
 
 INK, MUTED, RULE, BLUE, BAND = "#1c2430", "#5d6878", "#e4e8ee", "#0072b2", "#cfe3f1"
@@ -69,7 +69,8 @@ def _checks(one: Comparison) -> str:
         f"{one.control_requests} requests of {one.control_units} units in {escape(one.control)},"
         f" {one.arm_requests} of {one.arm_units} in {escape(one.arm)}"
     )
-    return f"<p>{sizes}. Checks of the assignment: {', '.join(told)}.</p>"
+    left_out = f" {before_change(one)}." if one.before_change else ""
+    return f"<p>{sizes}.{left_out} Checks of the assignment: {', '.join(told)}.</p>"
 
 
 def _table(one: Comparison, counts: tuple[str, str, str], rows: Sequence[str]) -> str:

@@ -71,11 +71,13 @@ def axis_end_s(longest_s: float) -> float:
 
 
 def axis(axis_s: float, width: int) -> tuple[str, str]:
-    """The axis under the bars and the line of numbers under it: 0, half and the end."""
+    """The axis under the bars and the line of numbers under it: 0, half where there is room, and the end."""
     middle = width // 2
     line = "└" + "─" * (middle - 1) + "┴" + "─" * (width - middle - 2) + "┘"
     half, end = seconds(axis_s / 2), seconds(axis_s)
     numbers = "0".ljust(middle - len(half) // 2) + half
+    if len(numbers) + len(end) >= width:
+        numbers = "0"
     return line, numbers.ljust(width - len(end)) + end
 
 

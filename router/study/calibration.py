@@ -83,7 +83,7 @@ def rightness(name: str, receipts: Sequence[Receipt]) -> Rightness:
     """receipts : with a choice and a first token"""
     waited_s = column(receipts, lambda one: one.waited_s)
     expected_s = _of_choice(receipts, lambda choice: choice.expected_s)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         error = np.where(expected_s > 0.0, waited_s / expected_s - 1.0, nan)
     return Rightness(
         name=name,

@@ -22,6 +22,7 @@ REASONS = {
     "no_prefix": "nobody had enough of the prompt to follow it",
     "best_score": "it had the best score",
     "lowest_estimate": "it had the lowest estimate",
+    "explored": "it was drawn by chance, to learn what comes of it",
     "best_effort": "no candidate was likely enough to meet the deadlines, and it had the lowest estimate",
 }
 NOTICED_S = 1e-3  # shorter differences are not worth a word

@@ -83,6 +83,13 @@ def test_rows_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None
         assert (len(trace.rows), trace.left_out) == (2, 1)
 
 
+@pytest.mark.parametrize("damaged", ['{"schema":1,"request_id":"b","arr', '{"arrived_at":1e99,"prompt_tokens":80}'])
+def test_a_line_of_receipts_that_is_none_is_left_out_and_counted(tmp_path: Path, damaged: str) -> None:
+    first, _second, third = RECEIPTS.splitlines()
+    trace = read_trace(a_file(tmp_path, "\n".join((first, damaged, third))))
+    assert ([row.input_length for row in trace.rows], trace.left_out) == ([90, 70], 1)
+
+
 def test_requests_come_in_order_of_arrival(tmp_path: Path) -> None:
     backwards = "\n".join(reversed(MOONCAKE.splitlines())) + "\n"
     assert [row.input_length for row in read_trace(a_file(tmp_path, backwards)).rows] == [1030, 600]
@@ -109,6 +116,9 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
         (AZURE_2024 + "yesterday,5,5\n", "Invalid isoformat string"),
         (BURSTGPT.splitlines()[0] + "\n5,ChatGPT,many,1,1,x\n", "invalid literal for int"),
         (BURSTGPT.splitlines()[0] + "\n45,ChatGPT,0,0,0,x\n", "no row has both a prompt and an output"),
+        (BURSTGPT.splitlines()[0] + "\n", "no line of it is in the format 'burstgpt'"),
+        (TRAFFIC.replace("700", "7000000000"), "a length in it is more than 2,147,483,648 tokens"),
+        (RECEIPTS.replace('"schema":1', '"schema":2'), "receipts of schema 2: this version reads schema 1"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
@@ -130,5 +140,7 @@ def test_a_file_that_is_not_there_or_broken_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_forced_format_that_does_not_fit_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(BadTrace, match="no line of it is in the format 'receipts'"):
+        read_trace(a_file(tmp_path, TRAFFIC), "receipts")
     with pytest.raises(BadTrace, match="column 'Timestamp' is missing"):
         read_trace(a_file(tmp_path, AZURE_2024), "burstgpt")

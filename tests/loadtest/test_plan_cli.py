@@ -69,7 +69,40 @@ def test_long_answers_are_held_by_no_choice_and_four_copies_would_do(
     assert named(found, "P-D direct")["carries_rps"] == pytest.approx(1.26, abs=0.011)
     assert (found["copies"]["steady"], found["copies"]["in_time"], found["copies"]["cards"]) == (3, 4, 32)
     assert main(["plan", "--fleet", FLEET, "--workload", changed(tmp_path, text)]) == 1
-    assert "4 times also clear the start in time (32 cards)" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 times these 8 cards keep up with 3.5 requests/s (24 cards), 4 times meet all targets (32 cards)." in shown
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (
+            "first_token_s: 1",
+            "54% of first tokens in time, not 90%. 2 times these 8 cards meet all targets (16 cards).",
+        ),
+        ("first_token_s: 0.2", "No number of copies of this choice meets all targets: 0% of first tokens in time"),
+        ("pace_s: 0.016", "17 ms a token, not 16 ms. 2 times these 8 cards meet all targets (16 cards)."),
+        ("pace_s: 0.006", "No number of copies of this choice meets all targets: 8 ms a token, not 6 ms."),
+    ],
+)
+def test_where_only_the_first_token_or_the_pace_is_missed_no_cards_are_offered_that_were_just_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, says: str
+) -> None:
+    text = (
+        "rate_rps: 3.5\nrequests: [{input_tokens: 8192, output_tokens: 1025}]\nbatch: 32\ntargets: {" + target + "}\n"
+    )
+    assert main(["plan", "--fleet", FLEET, "--workload", changed(tmp_path, text)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert says in shown
+    assert "1 times" not in shown
+
+
+def test_a_fleet_that_is_only_looked_at_as_a_whole_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = changed(tmp_path, Path(FLEET).read_text(encoding="utf-8").replace("ranks: 4", "ranks: 64"), "fleet.yaml")
+    says = "only all of them together were"
+    for each, said in ((fleet, True), (FLEET, False)):
+        main(["plan", "--fleet", each, "--workload", WORKLOAD])
+        assert (says in " ".join(capsys.readouterr().out.split())) is said
 
 
 def test_a_trace_brings_its_rate_and_its_prefix_hits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from estimators.planning.known import DEEPSEEK_V3, PLANNED_CARDS
 from estimators.planning.plan import Question, Targets, assess
 from estimators.shape_parts import Shards
 from estimators.shapes import QWEN3_8B
-from loadtest.replay.plan_check import check, unplayable
+from loadtest.replay.plan_check import check, check_table, unplayable
 from loadtest.replay.plan_play import Asked, Play, Played, engines_of
 from router.errors import ConfigError
 from sim_backends.service_times import Constants
@@ -142,6 +142,42 @@ def test_a_play_too_short_to_judge_says_how_long_it_must_be() -> None:
     one = assess(question, as_(Organisation.REPLICAS, question.facts))
     with pytest.raises(ConfigError, match="20 requests come in 40 s"):
         check(question, one, seconds=10.0, seed=0)
+
+
+def test_a_play_too_long_to_wait_for_says_how_long_it_may_be() -> None:
+    question = Question(facts=facts(), arrival_rps=0.5)
+    one = assess(question, as_(Organisation.REPLICAS, question.facts))
+    with pytest.raises(ConfigError, match=r"500,000,000 requests; 200,000 are played at most, and come in 400,000 s"):
+        check(question, one, seconds=1e9, seed=0)
+    many = Question(facts=replace(facts(), batch=8192), arrival_rps=0.5)
+    places = replace(many.facts, kinds=(RequestKind(input_tokens=1, output_tokens=1),))
+    many = replace(many, facts=replace(places, cards=tuple(replace(card, count=40) for card in places.cards)))
+    with pytest.raises(ConfigError, match=r"to fill [0-9,]+ places in batches takes [0-9,]+ requests"):
+        check(many, assess(many, as_(Organisation.REPLICAS, many.facts)), seconds=60.0, seed=0)
+
+
+def test_a_start_whose_backlog_outlives_the_play_is_not_called_one_that_never_ends() -> None:
+    question = Question(facts=facts(), arrival_rps=8.0, ready_s=6.0)
+    one = assess(question, as_(Organisation.REPLICAS, question.facts))
+    short, long = (check(question, one, seconds=seconds, seed=0) for seconds in (7.0, 60.0))
+    assert long.played["drained_at_s"] > 7.0
+    assert isnan(short.played["drained_at_s"])
+    assert any("not gone within the 7 s that were played" in sentence for sentence in short.parts)
+    assert not any("never" in sentence for sentence in short.parts)
+    assert "not in 7 s" in check_table(question.facts, short).columns[2]._cells
+
+
+def test_progress_counts_every_request_of_every_play_once() -> None:
+    question = Question(facts=facts(), arrival_rps=2.0, ready_s=3.0)
+    one = assess(question, as_(Organisation.SPLIT, question.facts, (2, 0)))
+    seen: dict[str, list[tuple[int, int]]] = {}
+    found = check(question, one, seconds=20.0, seed=0, watch=lambda play, *told: seen.setdefault(play, []).append(told))
+    assert {play: told[-1][1] for play, told in seen.items() if play != "all at once"} == {
+        "as they arrive": found.requests,
+        "with the start before": found.requests,
+    }
+    for told in seen.values():
+        assert [ended for ended, _of in told] == list(range(told[-1][1] + 1))
 
 
 def test_prompts_longer_than_engines_take_by_default_are_played() -> None:

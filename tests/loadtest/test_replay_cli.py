@@ -191,6 +191,14 @@ def test_requests_that_were_not_answered_make_the_status_1(tmp_path: Path, capsy
     assert "1 counted requests were not answered" in capsys.readouterr().out
 
 
+def test_any_card_the_router_knows_can_be_played_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--requests", "20", "--policy", "e2e", "--no-bounds", "--jobs", "1", "--cards"]
+    assert main(["replay", "--trace", TRACE, *flags, "H100,L40S"]) == 0
+    capsys.readouterr()
+    assert main(["replay", "--trace", TRACE, *flags, "H100,H1000"]) == 2
+    assert "--cards: there is no card 'H1000'; there are A10, A100" in capsys.readouterr().err
+
+
 def test_a_part_too_small_to_hold_a_request_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--slice", "0.5-0.5001"]) == 2
     assert capsys.readouterr().err.strip().endswith("--slice 0.5-0.5001 of 450 requests holds none")
@@ -204,7 +212,7 @@ def test_rows_left_out_and_answers_cut_short_are_said(tmp_path: Path, capsys: py
     flags = ["--policy", "e2e", "--warm-up", "0", "--jobs", "1", "--html", str(tmp_path / "out.html")]
     assert main(["replay", "--trace", str(trace), *flags]) == 0
     shown = capsys.readouterr().out
-    assert "1 rows of the trace have no prompt or no output and were left out." in shown
+    assert "Left out: 1 row of the trace without a prompt or an output." in shown
     assert "1 counted answers were cut short" in shown
     assert "3 rows (1 without prompt or output left out)" in (tmp_path / "out.html").read_text()
 

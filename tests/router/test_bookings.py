@@ -104,7 +104,6 @@ def test_a_first_token_hands_the_gpu_to_the_next_at_that_moment() -> None:
     ledger.first_token(first, 5.0)
     assert first.first_token_at_s == 5.0
     assert second.starts_at_s == 5.0
-    assert second.start_seen
     assert view.head_ends_s[0] == pytest.approx(5.0 + second.compute_s)
     assert all(column[0] == 0 for column in view.waiting)
     assert view.decode_batch[0] == 1
@@ -115,7 +114,6 @@ def test_a_first_token_hands_the_gpu_to_the_next_at_that_moment() -> None:
 def test_one_in_service_whose_state_is_still_on_its_way_starts_when_it_is_there() -> None:
     view, _, place = a_ledger()
     fetches = place(2.0, tokens=8448, store=512, estimator=fetching())
-    assert not fetches.start_seen
     assert fetches.starts_at_s == fetches.ready_at_s > 3.0
     assert view.head_ends_s[0] == pytest.approx(fetches.ready_at_s + fetches.compute_s)
 
@@ -145,12 +143,11 @@ def test_one_that_leaves_the_queue_takes_only_its_own_work_along() -> None:
     assert view.waiting_attention_s[0] == pytest.approx(stays.attention_s)
 
 
-def test_a_start_behind_one_that_left_was_not_seen() -> None:
+def test_one_that_leaves_while_it_is_served_lets_the_next_start_at_that_moment() -> None:
     _, ledger, place = a_ledger()
     leaves, follows = place(0.0), place(0.0)
     ledger.release(leaves, 0.1)
     assert follows.starts_at_s == 0.1
-    assert not follows.start_seen
 
 
 @pytest.mark.parametrize("decoding", [False, True])
@@ -178,7 +175,6 @@ def test_prefills_nobody_can_see_end_in_their_turn_when_they_should() -> None:
     assert ledger.next_settled_s() == pytest.approx(first.compute_s)
     ledger.settle(first.compute_s + 1e-6)
     assert (first.decoding, second.decoding) == (True, False)
-    assert not second.start_seen
     ledger.settle(first.compute_s + second.compute_s + 1e-6)
     assert view.decode_batch[0] == 2
     assert ledger.next_settled_s() is None

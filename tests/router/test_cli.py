@@ -198,6 +198,16 @@ def test_settings_a_policy_does_not_have_are_one_sentence(tmp_path: Path) -> Non
     assert "own_pase" in one_sentence(done)
 
 
+def test_a_policy_is_named_with_settings_as_in_replay() -> None:
+    command = ("serve", "--worker-urls", "http://127.0.0.1:9", "--check", "--policy")
+    done = tfirst(*command, "e2e:own_pace=0.5,queue_behind=2")
+    assert done.returncode == 0
+    assert "policy    e2e:own_pace=0.5,queue_behind=2" in done.stdout
+    refused = tfirst(*command, "e2e:own_pase=1")
+    assert refused.returncode == 2
+    assert "e2e has no setting 'own_pase'" in one_sentence(refused)
+
+
 @pytest.mark.parametrize("which", ["--port", "--admin-port"])
 def test_a_port_in_use_is_one_sentence_and_status_1(which: str) -> None:
     other = "--admin-port" if which == "--port" else "--port"

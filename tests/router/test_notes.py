@@ -96,7 +96,6 @@ def test_the_chosen_and_the_best_others_are_named_and_how_many_there_were() -> N
     assert [one.replica for one in receipt.candidates] == [one.replica for one in everyone[:4]]
     assert receipt.choice is notes.chosen
     assert receipt.possible == 8
-    assert not receipt.names_all
 
 
 def test_regret_is_the_first_token_less_what_the_best_other_was_expected_to_take() -> None:

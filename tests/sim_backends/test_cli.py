@@ -51,7 +51,7 @@ def test_a_bad_fleet_file_is_one_sentence_and_status_2(tmp_path: Path, capsys: p
     [
         (["--fleet", "f.yaml", "--replicas", "2"], "do not go with --fleet"),
         (["--cards", "A100,H20", "--replicas", "1"], "names 2 cards for 1 replicas"),
-        (["--cards", "B200"], "names 'B200', which is not under cards"),
+        (["--cards", "B200"], "--cards: there is no card 'B200'; there are A100, H20"),
         (["--fleet", "none.yaml"], "none.yaml: cannot be read"),
         (["--fault", "explode=1"], "there is no fault 'explode'"),
         (["--fault", "h20-9:error_share=1"], "names no replica; there are a100-0, a100-1, h20-0, h20-1"),

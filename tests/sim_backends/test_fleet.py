@@ -43,6 +43,11 @@ def test_the_qwen3_8b_shape_gives_its_published_sizes() -> None:
         ("card: A100}]", "card: A100}, {name: a, card: A100}]", "replicas[1].name 'a' is used twice"),
         ("card: A100}]", "card: A100, url: 'localhost:1'}]", "replicas[0].url is 'localhost:1'"),
         ("memory_gib: 80", "memory_gib: 0.0001", "cards.A100.memory_gib leaves no room"),
+        (
+            "{A100: {peak_tflops: 312, memory_gb_s: 2039, memory_gib: 80}}",
+            "{A100: {memory_gb_s: 2039}}",
+            "cards.A100 has no peak_tflops, memory_gib; simulated engines know no card by its name, so add what",
+        ),
         ("replicas:", "replicas: [", "is not YAML"),
         ("replicas:", "tiers: {host: {capacity_gib: 1, link: ram}}\nreplicas:", "tiers.host.link names 'ram'"),
         ("replicas:", "tiers: {disk: {capacity_gib: 1, link: pcie}}\nreplicas:", "missing required field `host`"),

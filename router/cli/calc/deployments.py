@@ -15,7 +15,7 @@ from estimators.planning.plan import Assessment, Question, Targets, assess, copi
 from estimators.planning.pools import Work, resident_bytes
 from estimators.shapes import ModelShape
 from router.cli.calc.calculator import Answer, Calculator, Input, Scalar, Table, Value
-from router.cli.calc.inputs import CardsOfAKind, cards, count, model, number, numbers
+from router.cli.calc.inputs import MOST_SEQUENCES, CardsOfAKind, cards, count, model, number, numbers
 
 GB, GIB = 1e9, 2.0**30
 
@@ -39,7 +39,7 @@ INPUTS = (
     count("cached-tokens", 0, "tokens", "of it that the replica which computes it has"),
     count("output-tokens", 1025, "tokens", "answer", low=1),
     count("reuses", 0, "times", "the prompt comes again, at a replica that only a store can help"),
-    count("batch", 32, "sequences", "in a decode step at most", low=1),
+    count("batch", 32, "sequences", "in a decode step at most", low=1, high=MOST_SEQUENCES),
     number("link-gb-s", 25, "GB/s", "that all states share", above=True),
     number("pool-gib", 64, "GiB", "of the shared store", above=True),
     number("ready-s", 10, "s", "from the start until it serves"),

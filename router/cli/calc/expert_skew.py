@@ -19,7 +19,7 @@ from estimators.planning.expert_parallel import (
 from estimators.planning.pipelines import break_even_factor, pipelined_s
 from estimators.shapes import ModelShape
 from router.cli.calc.calculator import Answer, Calculator, Plot, Table, Value, new_axes
-from router.cli.calc.inputs import NamedCard, card, count, counts, model, number
+from router.cli.calc.inputs import MOST_CARDS, NamedCard, card, count, counts, model, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,11 +30,11 @@ INPUTS = (
     count("chosen", 8, "experts", "each token passes", low=1),
     count("experts", 256, "experts", "in a layer", low=2, high=65_536),
     number("hot-rows", 128, "rows", "of the one hot expert"),
-    counts("cards", "8,32,256", "cards", "sizes of the expert-parallel group", low=1),
+    counts("cards", "8,32,256", "cards", "sizes of the expert-parallel group", low=1, high=MOST_CARDS),
     count("batches", 1000, "batches", "of the simulation with even routing", low=1, high=100_000),
     count("seed", 0, "", "of the simulation"),
     counts("group-rows", "5120,1024,1024,1024", "rows", "each expert group gets in the exchange"),
-    count("sources", 4, "cards", "that send rows, equally many", low=1),
+    count("sources", 4, "cards", "that send rows, equally many", low=1, high=MOST_CARDS),
     number("card-gb-s", 50, "GB/s", "each card's own link, each way", above=True),
     number("cut-gb-s", 200, "GB/s", "all links between sources and groups, each way", above=True),
     number("dispatch-bytes", 2, "bytes", "of one value on the way there", above=True),

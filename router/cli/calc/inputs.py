@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,10 @@ from estimators.planning.known import MODELS, PLANNED_CARDS, REACHED
 from estimators.shapes import ModelShape
 from router.cli.calc.calculator import Input
 
+MOST = 1e18  # of anything: beyond it arithmetic fails before a machine is found that has so much
+MOST_SEQUENCES = 8192  # in one step: more than any engine runs at once
+MOST_CARDS = 65_536  # of one group
+
 
 def number(
     name: str,
@@ -25,7 +28,7 @@ def number(
     about: str,
     *,
     low: float = 0.0,
-    high: float = inf,
+    high: float = MOST,
     above: bool = False,
 ) -> Input:
     """A number from `low` to `high`; with `above` it must be more than `low`."""
@@ -33,20 +36,20 @@ def number(
     return Input(name, f"{default:.12g}", unit, about, lambda text: _number(text, low, high, above=above), within)
 
 
-def count(name: str, default: int, unit: str, about: str, *, low: int = 0, high: float = inf) -> Input:
+def count(name: str, default: int, unit: str, about: str, *, low: int = 0, high: float = MOST) -> Input:
     """A whole number from `low` to `high`."""
     return Input(name, str(default), unit, about, lambda text: _count(text, low, high), _within(low, high))
 
 
 def numbers(name: str, default: str, unit: str, about: str, *, low: float = 0.0, above: bool = False) -> Input:
     """Several numbers with commas between; at least one."""
-    parse = _each(lambda text: _number(text, low, inf, above=above))
-    return Input(name, default, unit, about, parse, _within(low, inf, above=above))
+    parse = _each(lambda text: _number(text, low, MOST, above=above))
+    return Input(name, default, unit, about, parse, _within(low, MOST, above=above))
 
 
-def counts(name: str, default: str, unit: str, about: str, *, low: int = 0) -> Input:
-    """Several whole numbers with commas between; at least one."""
-    return Input(name, default, unit, about, _each(lambda text: _count(text, low, inf)), _within(low, inf))
+def counts(name: str, default: str, unit: str, about: str, *, low: int = 0, high: float = MOST) -> Input:
+    """Several whole numbers from `low` to `high` with commas between; at least one."""
+    return Input(name, default, unit, about, _each(lambda text: _count(text, low, high)), _within(low, high))
 
 
 def choice(name: str, default: str, about: str, *, of: Sequence[str]) -> Input:
@@ -93,29 +96,38 @@ class CardsOfAKind:
 
 
 def _within(low: float, high: float, *, above: bool = False) -> str:
-    return f"{'>' if above else '>='} {low:g}" + (f", <= {high:g}" if isfinite(high) else "")
+    return f"{'>' if above else '>='} {low:g}" + (f", <= {high:g}" if high < MOST else "")
 
 
 def _number(text: str, low: float, high: float, *, above: bool) -> float:
-    allowed = f"a number {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if isfinite(high) else "")
+    allowed = f"a number {'above' if above else 'from'} {low:g}{_up_to(high)}"
     try:
         value = float(text)
     except ValueError:
         raise ValueError(allowed) from None
-    if not (isfinite(value) and low <= value <= high) or (above and value == low):
+    if value > MOST:
+        raise ValueError(f"a number up to {MOST:g}")
+    if not low <= value <= high or (above and value == low):  # NaN fails the first
         raise ValueError(allowed)
     return value
 
 
 def _count(text: str, low: int, high: float) -> int:
-    allowed = f"a whole number from {low}" + (f" to {high:g}" if isfinite(high) else "")
+    allowed = f"a whole number from {low}{_up_to(high)}"
     try:
         value = int(text)
     except ValueError:
         raise ValueError(allowed) from None
+    if value > MOST:
+        raise ValueError(f"a whole number up to {MOST:g}")
     if not low <= value <= high:
         raise ValueError(allowed)
     return value
+
+
+def _up_to(high: float) -> str:
+    """What is said of the upper end; nothing where it is that of all numbers."""
+    return f" to {high:g}" if high < MOST else ""
 
 
 def _each(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -145,7 +157,7 @@ def _card(text: str) -> NamedCard:
         if name not in PLANNED_CARDS:
             raise ValueError(f"NAME@TFLOPS/GB_S[/GIB] or one of {', '.join(PLANNED_CARDS)}")
         return NamedCard(name, PLANNED_CARDS[name])
-    parts = [_number(part, 0.0, inf, above=True) for part in peaks.split("/")]
+    parts = [_number(part, 0.0, MOST, above=True) for part in peaks.split("/")]
     if not name or len(parts) not in (2, 3):
         raise ValueError("NAME@TFLOPS/GB_S or NAME@TFLOPS/GB_S/GIB")
     known = PLANNED_CARDS.get(name)
@@ -156,6 +168,6 @@ def _card(text: str) -> NamedCard:
 
 def _cards_of_a_kind(text: str) -> CardsOfAKind:
     many, times, kind = text.partition("x")
-    if not times or not many.isdigit() or int(many) < 1:
-        raise ValueError("as 4xA100")
+    if not times or not many.isdecimal() or len(many) > len(str(MOST_CARDS)) or not 1 <= int(many) <= MOST_CARDS:
+        raise ValueError(f"as 4xA100, with 1 to {MOST_CARDS} cards of a kind")
     return CardsOfAKind(int(many), _card(kind))

@@ -12,7 +12,7 @@ from estimators.planning.moving import catch_up, copied_bytes, source_bytes, swi
 from estimators.roofline import Roofline
 from estimators.shapes import ModelShape
 from router.cli.calc.calculator import Answer, Calculator, Plot, Table, Value, new_axes
-from router.cli.calc.inputs import NamedCard, card, count, model, number, numbers
+from router.cli.calc.inputs import MOST_SEQUENCES, NamedCard, card, count, model, number, numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ GB = 1e9
 MIGRATION_INPUTS = (
     model(),
     card("card", "H20", "card whose running batch is moved"),
-    count("batch", 32, "sequences", "that decode there", low=1),
+    count("batch", 32, "sequences", "that decode there", low=1, high=MOST_SEQUENCES),
     number("context-tokens", 8704, "tokens", "mean context of them", above=True),
     numbers("copy-gb-s", "25,6.25", "GB/s", "link to the target", above=True),
 )

@@ -30,7 +30,7 @@ from estimators.planning.pools import (
 from estimators.shape_costs import costs_of
 from estimators.shapes import ModelShape
 from router.cli.calc.calculator import Answer, Calculator, Plot, Table, Value, new_axes
-from router.cli.calc.inputs import CardsOfAKind, cards, count, counts, model, number
+from router.cli.calc.inputs import MOST_SEQUENCES, CardsOfAKind, cards, count, counts, model, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ INPUTS = (
     count("new-tokens", 8192, "tokens", "prompt tokens to compute", low=1),
     count("cached-tokens", 0, "tokens", "prompt tokens the prefill finds cached", low=0),
     counts("output-tokens", "1025", "tokens", "answer; several lengths are equally frequent", low=1),
-    count("batch", 32, "sequences", "in a decode step", low=1),
+    count("batch", 32, "sequences", "in a decode step", low=1, high=MOST_SEQUENCES),
     number("link-gb-s", 25, "GB/s", "link from prefill to decode, 10^9 bytes", above=True),
     model("qwen3-8b", "state-model", "whose state is handed over"),
     number("arrival-rps", 3.5, "requests/s", "load the pools have to carry", above=True),

@@ -16,7 +16,7 @@ from estimators.planning.backlog import (
     steps_to_repay,
 )
 from router.cli.calc.calculator import Answer, Calculator, Plot, Table, Value, new_axes
-from router.cli.calc.inputs import count, number, numbers
+from router.cli.calc.inputs import MOST_SEQUENCES, count, number, numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def draw_startup(
 WARMUP_INPUTS = (
     number("extra-s", 10, "s", "longer start, for example to capture graphs"),
     number("saved-ms", 0.2, "ms", "saved in each step afterwards", above=True),
-    count("batch", 32, "sequences", "in a step, each of which gets a token", low=1),
+    count("batch", 32, "sequences", "in a step, each of which gets a token", low=1, high=MOST_SEQUENCES),
     number("steps-per-s", 36.4, "steps/s", "of one replica", above=True),
 )
 

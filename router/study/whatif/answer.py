@@ -10,15 +10,16 @@ Model     queues are simulated anew, once with the placements as they were and o
           The interval is log-normal, of three parts: the factor, ties and block numbers, drawn and played anew; what
           the model leaves unexplained, by stretches of time; and a share of the answer, larger the farther it is from
           what was observed, for what is wrong with the model only there
-Valid     streams answered well, of one model, from receipts that name what was possible; hundreds of requests. The
-          shares were set on the simulated engines (see docs/experiments.md), whose caches did not overflow
+Valid     streams answered well, from receipts that name what was possible; hundreds of requests. A replica serves the
+          models whose requests it was a candidate of. The shares were set on the simulated engines (see
+          docs/experiments.md), whose caches did not overflow
 Blind to  clients that would have asked at other times had they been answered sooner
 Source    Dudik, Langford, Li, ICML 2011 (doubly robust); Swaminathan and Joachims 2015 (self-normalised weights)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, nan, sqrt
 from statistics import NormalDist
@@ -30,6 +31,7 @@ from router.config import PolicyConfig
 from router.errors import ConfigError
 from router.fleet import Fleet
 from router.receipts import Receipt
+from router.rules import label
 from router.study.groups import Floats, Mask
 from router.study.whatif.played import Asked, Played, by_rule, fleet_in, placed, timed
 from router.study.whatif.prompts import chains_of, renumbered
@@ -52,6 +54,7 @@ HALVINGS = 12  # of that range: to a thousandth
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; NaN (null in JSON) is unknown.
 
+    policy : the rule, with its settings where it was given some
     observed_s : mean first token as it was; mean_s : with the rule, within low_s to high_s with probability 0.9
     method : "model", or "doubly robust" where exploration shifted it
     agrees : share of requests that the rule puts where they went
@@ -87,11 +90,12 @@ def what_if(
     fleet: Fleet | None = None,
     draws: int = 8,
     seed: int = 0,
+    on_drawn: Callable[[], None] = lambda: None,
 ) -> Answer:
     """What `policy` would have done with the requests of `receipts`, in order of arrival.
 
     fleet : they ran on; None: nothing is known of it but names
-    draws : of the factor, of ties and of the numbers of blocks, >= 2
+    draws : of the factor, of ties and of the numbers of blocks, >= 2; on_drawn hears of each that was played
 
     Raises
     ------
@@ -107,7 +111,10 @@ def what_if(
         )
     model = _Model(requests, fleet)
     observed_s = float(model.observed_s.mean())
-    runs = [model.run(policy, factor, seed + draw) for draw, factor in enumerate(model.factors(draws))]
+    runs = []
+    for draw, factor in enumerate(model.factors(draws)):
+        runs.append(model.run(policy, factor, seed + draw))
+        on_drawn()
     shifts = [model.shift(run) for run in runs]
     each_s = [
         max(LEAST_SHARE * observed_s, observed_s + run.difference_s + shift)
@@ -123,7 +130,7 @@ def what_if(
     width = exp(NORMAL_90 * min(deviation, LARGEST_DEVIATION))
     middle = runs[len(runs) // 2]
     return Answer(
-        policy=policy.name,
+        policy=label(policy),
         requests=len(requests),
         observed_s=observed_s,
         mean_s=mean_s,
@@ -144,7 +151,7 @@ def usable(receipts: Sequence[Receipt]) -> list[Asked]:
     kept = [
         one
         for one in sorted(receipts, key=lambda receipt: receipt.arrived_at)
-        if one.outcome == "ok" and one.first_token_s and one.choice is not None and one.prompt_tokens
+        if one.outcome == "ok" and (one.first_token_s or 0.0) > 0.0 and one.choice is not None and one.prompt_tokens
     ]
     start_s = kept[0].arrived_at if kept else 0.0
     return [

@@ -232,7 +232,7 @@ class _Run:
     ) -> None:
         self._requests = requests
         self._replicas = replicas_of(service, fleet)
-        self._core = _core(fleet, policy, seed, requests[0])
+        self._core = _core(fleet, policy, seed, requests)
         self._firsts: list[tuple[float, int, Sending]] = []  # a heap
         self._decodes = [Decodes(busy, idle) for busy, idle in service.rates.tolist()]
         self._order = count()
@@ -281,21 +281,32 @@ def replicas_of(service: Service, fleet: Fleet) -> Replicas:
     return Replicas(service, store=fleet.store is not None, minimum_fetch_tokens=fleet.fetch.minimum_tokens)
 
 
-def _core(fleet: Fleet, policy: PolicyConfig, seed: int, first: Asked) -> Core:
+def _core(fleet: Fleet, policy: PolicyConfig, seed: int, requests: Sequence[Asked]) -> Core:
     """A router without sockets that hears no events: it remembers what it sent where, and what was written."""
+    models = models_of(requests)
     written = None if fleet.store is None else WrittenStore(capacity_blocks=PLENTY, keep_s=FOR_EVER_S)
     core = assemble(
         RouterConfig(policy=policy, seed=seed),
         fleet,
         on_receipt=lambda receipt: None,
-        block_tokens=first.block_tokens,
+        block_tokens=requests[0].block_tokens,
         written=written,
         every_candidate=False,
     )
-    for row in range(len(fleet.replicas)):
-        core.dispatcher.replica_up(row, frozenset({first.receipt.model}), 0.0)
-        core.directory.add_routed(row, first.receipt.model, PLENTY)
+    for row, replica in enumerate(fleet.replicas):
+        core.dispatcher.replica_up(row, frozenset(models[replica.name]), 0.0)
+        for model in models[replica.name]:
+            core.directory.add_routed(row, model, PLENTY)
     return core
+
+
+def models_of(requests: Sequence[Asked]) -> dict[str, list[str]]:
+    """By replica the models, adapters among them, whose requests it could have taken."""
+    models: dict[str, dict[str, None]] = {}
+    for asked in requests:
+        for candidate in asked.receipt.candidates:
+            models.setdefault(candidate.replica, {})[asked.receipt.model] = None
+    return {replica: list(names) for replica, names in models.items()}
 
 
 def _blank(requests: int) -> Played:

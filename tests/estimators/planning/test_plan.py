@@ -16,7 +16,9 @@ from estimators.planning.plan import (
     Targets,
     assess,
     copies,
+    copies_that_hold,
     limits,
+    misses_of_copies,
     ranked,
 )
 from tests.estimators.planning.example_9_8 import EXAMPLE, all_cards, question
@@ -73,6 +75,23 @@ def test_long_answers_need_three_fleets_to_keep_up_and_four_to_clear_the_start()
     assert one.deployment.prefill == (2, 0)
     many = copies(asked, one)
     assert (many.steady, many.in_time, many.cards) == (3, 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("targets", "holding"),
+    [
+        (Targets(), 3),
+        (Targets(first_token_s=2.0), 4),
+        (Targets(first_token_s=0.1), None),
+        (Targets(pace_s=0.001), None),
+    ],
+)
+def test_copies_that_hold_are_the_fewest_that_miss_nothing(targets: Targets, holding: int | None) -> None:
+    asked = replace(question(replace(EXAMPLE, output_tokens=4097)), targets=targets)
+    one = assess(asked, all_cards(asked, Organisation.SPLIT))
+    assert copies_that_hold(asked, one) == holding
+    for many in range(1, 7):
+        assert bool(misses_of_copies(asked, one, many)) == (holding is None or many < holding)
 
 
 def test_pairs_that_read_the_store_again_are_limited_to_seven_a_second_by_its_link() -> None:

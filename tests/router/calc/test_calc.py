@@ -115,10 +115,13 @@ def test_rubbish_in_any_input_is_refused_with_what_would_be_right(calculator: Ca
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["pools", "--batch=0"], "tfirst: --batch is a whole number from 1, not '0'"),
+        (["pools", "--batch=0"], "tfirst: --batch is a whole number from 1 to 8192, not '0'"),
         (["experts", "--gpu-share=2"], "tfirst: --gpu-share is a number above 0 to 1, not '2'"),
         (["padding", "--rows=1,x"], "tfirst: --rows is with commas between: a whole number from 0, not '1,x'"),
-        (["pools", "--cards=4"], "tfirst: --cards is with commas between: as 4xA100, not '4'"),
+        (
+            ["pools", "--cards=4"],
+            "tfirst: --cards is with commas between: as 4xA100, with 1 to 65536 cards of a kind, not '4'",
+        ),
     ],
 )
 def test_a_refused_input_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,12 +129,21 @@ def test_a_refused_input_is_one_sentence(arguments: list[str], said: str, capsys
 
 
 def test_an_error_of_the_arithmetic_is_a_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sentence(["padding", f"--rows={10**400}"], capsys).startswith("tfirst: padding: ")
     assert "outside 1 to the 256 experts" in sentence(["expert-skew", "--cards", "512"], capsys)
 
 
 def test_absurd_counts_and_splits_without_a_side_are_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "too large" in sentence(["pools", f"--batch={10**15}"], capsys)
+    for name, flag, text, says in (
+        ("pools", "batch", "10000000", "a whole number from 1 to 8192"),
+        ("migration", "batch", "8193", "a whole number from 1 to 8192"),
+        ("expert-skew", "sources", "10000000", "a whole number from 1 to 65536"),
+        ("expert-skew", "cards", "8,10000000", "a whole number from 1 to 65536"),
+        ("pools", "cards", f"{10**30}xA100", "as 4xA100, with 1 to 65536 cards of a kind"),
+        ("deployments", "pool-gib", "1e300", "a number up to 1e+18"),
+        ("expert-skew", "tokens", "1000000", "batches x tokens x chosen x chosen"),
+        ("preload", "read-gb-s", "1e-300", "read_s = 1.2"),
+    ):
+        assert says in sentence([name, f"--{flag}={text}"], capsys)
     for split in ("0,0", "4,4"):
         said = sentence(["deployments", "--prefill", split], capsys)
         assert said.endswith("at least one has to prefill and one to decode")

@@ -18,7 +18,7 @@ from router.cli.main import main
 from router.errors import ConfigError
 from router.receipts import Receipt
 from router.study import sequential
-from router.study.ab import Comparison, Rules, comparisons
+from router.study.ab import Both, Comparison, Rules, comparisons, looks_at
 from router.study.ab_page import render
 from router.study.balance import mix_p_value, ratio_p_value
 from router.study.groups import Floats
@@ -124,6 +124,55 @@ def test_looking_sixty_times_calls_no_difference_a_difference_as_rarely_as_promi
 
     assert false_alarms(ours) <= 0.05
     assert false_alarms(usual) > 0.15
+
+
+def two_arms(
+    rng: np.random.Generator, *, units: int, share: float = 0.5, factor: float = 1.0, rare: bool = False
+) -> Both:
+    """Units of one to six requests: skewed times, or failures that most units have none of; the arm's by `factor`."""
+    of_unit = rng.permutation(np.repeat(np.arange(units), rng.integers(1, 7, units)))
+    is_arm = (rng.random(units) < share)[of_unit]
+    own = rng.exponential(0.05, units) if rare else np.exp(0.5 * rng.standard_normal(units))
+    drawn = rng.random(len(of_unit)) if rare else rng.exponential(size=len(of_unit)) ** 1.3
+    scaled = own[of_unit] * np.where(is_arm, factor, 1.0)
+    values = (drawn < scaled).astype(np.float64) if rare else drawn * scaled
+    return Both(values, of_unit, is_arm, np.zeros(len(values), dtype=np.int64))
+
+
+@pytest.mark.parametrize(("units", "share", "rare"), [(300, 0.5, False), (700, 0.1, False), (700, 0.1, True)])
+def test_arms_without_a_difference_are_rarely_called_different_at_any_look(
+    units: int, share: float, rare: bool
+) -> None:
+    """tau ten times the usual is where the test is quickest to call. The small arm of rare failures is the hard case:
+    at first looks it often has none, and variances of each arm by itself call that a difference in one of six."""
+    rng = np.random.default_rng(12)
+    looks = [looks_at(two_arms(rng, units=units, share=share, rare=rare), Rules(effect=1.0)) for _ in range(150)]
+    assert all(looks)
+    assert np.mean([each[-1].p_value <= 0.05 for each in looks]) <= 0.05
+
+
+def test_a_difference_that_one_look_would_nearly_surely_find_is_found_by_most_and_sooner() -> None:
+    """A third less time with so many units that one look at the end finds it in 99 of 100 (4.3 standard deviations).
+
+    By theory the test then finds it in 89 of 100 with tau as large as the difference, and in 2 with a tenth of that.
+    """
+    rng = np.random.default_rng(13)
+    runs = [two_arms(rng, units=610, factor=0.7) for _ in range(60)]
+    samples = [(both.sample(of_arm=False), both.sample(of_arm=True)) for both in runs]
+    off = [(b.mean - a.mean) / sqrt(a.mean_variance + b.mean_variance) for a, b in samples]
+    assert np.mean(off) == pytest.approx(-4.3, abs=0.4)
+    sharp, dull = ([looks_at(both, Rules(effect=effect)) for both in runs] for effect in (0.3, 0.03))
+    assert np.mean([each[-1].p_value <= 0.05 for each in sharp]) >= 0.75
+    assert np.mean([each[-1].p_value <= 0.05 for each in dull]) <= 0.2
+    needed = [min((one.requests for one in each if one.p_value <= 0.05), default=each[-1].requests) for each in sharp]
+    assert np.mean([have / len(both.values) for have, both in zip(needed, runs, strict=True)]) < 0.75
+
+
+def test_an_arm_that_always_fails_beside_one_that_never_does_is_called_worse_but_not_for_certain() -> None:
+    arms = np.arange(80) % 2 == 1
+    (*_, last) = looks_at(Both(arms.astype(float), np.arange(80), arms, np.zeros(80, dtype=np.int64)), Rules())
+    assert 0.0 < last.p_value < 0.05
+    assert 0.0 < last.low < 1.0 < last.high
 
 
 @given(st.floats(-10, 10), st.floats(1e-6, 100), st.floats(1e-3, 10), st.floats(0.001, 0.5))
@@ -235,6 +284,7 @@ def test_after_a_change_of_shares_only_requests_under_the_new_ones_are_compared(
         one.arrived_at += 1.0
     found = compared(old + new)
     assert found.before_change == len(old)
+    assert f"last changed are left out: {len(old)}." in render([found])
     assert msgspec.structs.replace(found, before_change=0) == compared(new)
     assert "so b is the better" in found.verdict
 
@@ -243,6 +293,7 @@ def test_an_experiment_without_any_failure_does_not_claim_to_know_how_rare_they_
     said = compared(an_experiment(units=200), "failures").verdict
     assert "it is 0 % throughout, which does not say how rare anything else is" in said
     assert "between" not in said
+    assert all(isnan(each.low) for each in compared(an_experiment(units=200), "failures").differences)
 
 
 def test_answers_that_do_not_say_their_tokens_have_no_pace_to_compare_and_the_verdict_says_what_asks_for_them() -> None:

@@ -9,21 +9,22 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from policies.base import Reason
 from router.cli.explain import show
 from router.cli.main import main
+from router.cli.screen import Screen
 from router.receipts import Receipt, Resume
 from router.study import bars
 from router.study.bars import BOTH, COMPUTE, FETCH, NOTHING, QUEUE, axis_end_s, bar
-from router.study.explain import what_came, why
+from router.study.explain import REASONS, what_came, why
 from tests.router.receipts.builders import a_candidate, a_receipt
 
 times_s = st.floats(0.0, 500.0)
 
 
 def drawn(receipt: Receipt, width: int = 120) -> str:
-    console = Console(width=width, record=True, force_terminal=False, no_color=True)
+    console = Screen(width=width, record=True, force_terminal=False, no_color=True)
     with console.capture() as capture:
         show(receipt, console)
     return capture.get()
@@ -132,13 +133,30 @@ def test_requests_that_went_another_way_are_explained_too(changes: dict[str, Any
     assert says in drawn(the_choice_between_two(**changes), width=400)
 
 
+def test_every_reason_of_our_rules_has_words() -> None:
+    assert {reason.value for reason in Reason} == set(REASONS)
+
+
 def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
     assert "the rule says full moon" in why(the_choice_between_two(reason="full_moon"))
 
 
-@pytest.mark.parametrize("width", [20, 60, 80, 200])
-def test_it_is_drawn_on_terminals_of_any_width(width: int) -> None:
-    assert drawn(the_choice_between_two(), width).strip()
+@pytest.mark.parametrize("width", [20, 40, 50, 59, 60, 80, 200])
+def test_on_terminals_of_any_width_the_chosen_row_is_marked_and_lines_fit(width: int) -> None:
+    receipt = the_choice_between_two()
+    receipt.candidates[0].replica = "a-replica-with-a-name-too-long-to-be-shown"
+    rows = [line for line in drawn(receipt, width).splitlines() if "█" in line and line[:2] in ("▶ ", "  ")]
+    assert [line[0] for line in rows] == ["▶", " "]
+    assert all(len(line) <= width for line in rows)
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_a_narrow_terminal_leaves_numbers_out_and_cuts_none(width: int) -> None:
+    rows = drawn(the_choice_between_two(), width).splitlines()
+    (chosen,) = (line for line in rows if line.startswith("▶ busy"))
+    assert chosen.split()[-1] == ("ms" if width < 60 else "90%")
+    assert "400 ms" in chosen
+    assert "…" not in chosen
 
 
 def test_a_receipt_with_impossible_times_is_drawn_all_the_same() -> None:

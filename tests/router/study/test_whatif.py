@@ -251,8 +251,44 @@ def test_the_command_prints_an_answer_for_each_policy(tmp_path: Path, capsys: py
     assert text.count("would have given") == 2
     assert main([*command, "--json"]) == 0
     assert [one["policy"] for one in json.loads(capsys.readouterr().out)] == ["e2e", "least_request"]
-    assert main(["whatif", str(path), "--policy", "nonsense"]) == 2
-    assert "there is no policy 'nonsense'" in capsys.readouterr().err
+    for rule, says in (
+        ("nonsense", "there is no policy 'nonsense'"),
+        ("e2e:own_pase=1", "e2e has no setting 'own_pase'; it has "),
+        ("e2e:own_pace=fast", "own_pace must be a number, not 'fast'"),
+    ):
+        assert main(["whatif", str(path), "--policy", rule]) == 2
+        assert says in capsys.readouterr().err
+    for draws in ("1", "1001"):
+        assert main(["whatif", str(path), "--policy", "e2e", "--draws", draws]) == 2
+        assert "--draws must be from 2 to 1000" in capsys.readouterr().err
+
+
+def test_requests_of_several_models_stay_on_the_replicas_that_serve_them() -> None:
+    """Two models, each on a pair of replicas of its own, in one file of receipts."""
+    receipts = []
+    for model in "ab":
+        for one in receipts_of_turns(60, seed=ord(model)):
+            one.model, one.request_id = model, f"{model}-{one.request_id}"
+            for candidate in one.candidates:
+                candidate.replica = f"{candidate.replica}-{model}"
+            receipts.append(one)
+    played: list[None] = []
+    found = what_if(receipts, PolicyConfig(name="round_robin"), draws=2, on_drawn=lambda: played.append(None))
+    assert len(played) == 2
+    assert found.refused == 0
+    assert found.placed == {f"{name}-{model}": 0.25 for name in NAMES for model in "ab"}
+
+
+def test_a_rule_can_be_asked_about_with_settings_and_answers_differently_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in receipts_of_turns(60)))
+    rules = "e2e,e2e:own_pace=0,queue_behind=0,running_decodes=0"
+    assert main(["whatif", str(path), "--policy", rules, "--draws", "2", "--json"]) == 0
+    plain, selfish = json.loads(capsys.readouterr().out)
+    assert (plain["policy"], selfish["policy"]) == ("e2e", "e2e:own_pace=0,queue_behind=0,running_decodes=0")
+    assert plain["mean_s"] != selfish["mean_s"]
 
 
 def test_a_fleet_file_needs_no_urls_here_and_what_is_wrong_with_it_is_said(

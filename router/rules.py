@@ -1,9 +1,9 @@
-"""Which rules are played, with which settings, and what a run of each is called.
+"""Rules as they are named on a command line, with their settings, and what each is called.
 
 Model     rules with commas between them, the settings of one behind its colon and with commas too:
           `round_robin,e2e:own_pace=0.5,queue_behind=2,ttft` is three rules. A part with `=` and without a colon goes
           on with the settings of the rule before it
-Valid     rules of `tfirst policies` and the central orders; values are numbers, `true`, `false` or words
+Valid     rules of `tfirst policies`; values are numbers, `true`, `false` or words
 Blind to  values with a comma in them
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loadtest.replay.central import ORDERS
 from router.config import PolicyConfig
 from router.errors import ConfigError
 from router.plugins import build_policy, policy_factory, settings_of
@@ -20,8 +19,10 @@ from router.plugins import build_policy, policy_factory, settings_of
 WORDS = {"true": True, "false": False}
 
 
-def rules_of(texts: Sequence[str]) -> list[PolicyConfig]:
+def rules_of(texts: Sequence[str], *, orders: Sequence[str] = ()) -> list[PolicyConfig]:
     """Every rule in `texts`, each once, in order; checked as far as that needs no run.
+
+    orders : names that are taken as rules too, though no policy is called so; they have no settings
 
     Raises
     ------
@@ -33,15 +34,23 @@ def rules_of(texts: Sequence[str]) -> list[PolicyConfig]:
     rules: dict[str, PolicyConfig] = {}
     for name, settings in named:
         rule = PolicyConfig(name=name, settings=settings)
-        _check(rule)
+        _check(rule, orders)
         rules.setdefault(label(rule), rule)
     if not rules:
         raise ConfigError("--policy names no policy")
     return list(rules.values())
 
 
+def rule_of(text: str) -> PolicyConfig:
+    """The one rule in `text`. Raises ConfigError as `rules_of` does, and when there are several."""
+    rules = rules_of([text])
+    if len(rules) > 1:
+        raise ConfigError(f"--policy {text}: one rule is wanted, and this names {len(rules)}")
+    return rules[0]
+
+
 def label(rule: PolicyConfig) -> str:
-    """What runs of the rule are called: its name, and its settings where it was given some.
+    """What a rule is called: its name, and its settings where it was given some.
 
     >>> label(PolicyConfig(name="e2e", settings={"queue_behind": 2, "own_pace": 0.5}))
     'e2e:own_pace=0.5,queue_behind=2'
@@ -91,8 +100,8 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _check(rule: PolicyConfig) -> None:
-    if rule.name in ORDERS:
+def _check(rule: PolicyConfig, orders: Sequence[str]) -> None:
+    if rule.name in orders:
         if rule.settings:
             raise ConfigError(f"--policy {label(rule)}: {rule.name} has no settings")
         return

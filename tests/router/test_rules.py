@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.replay.rules import label, rules_of
 from router.config import PolicyConfig
 from router.errors import ConfigError
+from router.rules import label, rule_of, rules_of
 
 
 def test_settings_go_on_until_the_next_rule() -> None:
@@ -27,11 +27,18 @@ def test_a_label_read_again_is_the_rule_it_names() -> None:
     assert rules_of([label(rule)]) == [rule]
 
 
-@pytest.mark.parametrize("order", ["central_fcfs", "central_sjf"])
-def test_central_orders_are_rules_without_settings(order: str) -> None:
-    assert rules_of([order]) == [PolicyConfig(name=order)]
-    with pytest.raises(ConfigError, match="has no settings"):
-        rules_of([f"{order}:x=1"])
+def test_names_beyond_the_policies_are_taken_where_they_are_said_and_have_no_settings() -> None:
+    assert rules_of(["central_fcfs,e2e"], orders=("central_fcfs",))[0] == PolicyConfig(name="central_fcfs")
+    with pytest.raises(ConfigError, match="central_fcfs has no settings"):
+        rules_of(["central_fcfs:x=1"], orders=("central_fcfs",))
+    with pytest.raises(ConfigError, match="there is no policy 'central_fcfs'"):
+        rules_of(["central_fcfs"])
+
+
+def test_where_one_rule_is_wanted_two_are_refused() -> None:
+    assert rule_of("e2e:own_pace=1,queue_behind=2").settings == {"own_pace": 1, "queue_behind": 2}
+    with pytest.raises(ConfigError, match="one rule is wanted, and this names 2"):
+        rule_of("e2e,ttft")
 
 
 @pytest.mark.parametrize("text", ["e2e:", "e2e: ", "e2e"])
