@@ -32,6 +32,7 @@ from router.http.retry_after import retry_after_s
 from router.http.shared import Shared
 from router.http.splice import UsageSwallower, with_members
 from router.http.upstream import UpstreamConnection
+from router.request_ids import clients_own
 from router.routes import Route, stored_id
 from router.telemetry.logs import about
 
@@ -146,7 +147,7 @@ class Exchange:
             self._swallows_usage = read.swallows_usage
         if facts.continues or self._head.route is Route.STORED:
             facts = self._where_stored(facts)
-        self._request_id = self._head.get(b"x-request-id") or field_value(facts.request_id)
+        self._request_id = field_value(facts.request_id)
         self._own_id = facts.own_id
         self._obey(self._ask(self._shared.decider.arrived, facts))
 
@@ -193,8 +194,8 @@ class Exchange:
 
     def has_id(self, wanted: str) -> bool:
         """Whether its client or its engine knows it by this id."""
-        request_id = self._request_id or self._head.get(b"x-request-id") or b""
-        return wanted in (self._own_id, self._answer_id.decode("latin-1"), request_id.decode("latin-1"))
+        request_id = self._request_id.decode("latin-1") or clients_own(self._head.get(b"x-request-id"))
+        return wanted in (self._own_id, self._answer_id.decode("latin-1"), request_id)
 
     def runs_as(self, wanted: str) -> Endpoint | None:
         """Where an engine runs it under this id; None while none does, or under another."""

@@ -169,6 +169,7 @@ def upstream_head(
     host : its Host value
     prefix : path of its base URL, without a slash at the end; b"" for most
     body_bytes : length of the whole body, >= 0
+    request_id : the only one that it has
     """
     seen: dict[bytes, bytes] = {}
     noted = _noted_with(drops) if drops else _REQUEST_NOTED
@@ -179,6 +180,8 @@ def upstream_head(
     parts = [head.method, b" ", prefix, head.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
     for lower, name, value in head.headers:
         if lower in noted:
+            if lower == b"x-request-id" and (value != request_id or lower in seen):
+                continue  # one that is not kept, or a second one
             if lower not in _ADDED_WHEN_MISSING or lower in head.named:
                 seen[lower] = seen[lower] + b", " + value if lower in seen else value
                 continue
