@@ -37,7 +37,7 @@ PHASE_BUCKETS = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3)
 ERROR_BUCKETS = (-5, -2, -1, -0.5, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
 REGRET_EVERY = 16  # placed requests for one whose regret is worked out, which costs more than all counting
-QUANTILES = ("0.9", "0.99")
+FORECASTS = ("p90", "p99")  # of a first token; a label named "quantile" would make this a summary
 
 
 class Regretting(Protocol):
@@ -97,9 +97,9 @@ class Metrics:
         )
         self.forecasts = Tally(
             "tfirst_forecasts",
-            "First tokens by whether they came within the quantile predicted",
-            ["quantile", "result"],
-            known=[(quantile, result) for quantile in QUANTILES for result in ("covered", "missed")],
+            "First tokens by whether they came within the forecast",
+            ["forecast", "result"],
+            known=[(forecast, result) for forecast in FORECASTS for result in ("covered", "missed")],
             registry=registry,
         )
         self.regret = Spread(
@@ -279,11 +279,11 @@ class Metrics:
         if seen_s is None:
             ended_s, placed_s = receipt.ended_s, receipt.placed_s
             seen_s = 0.0 if ended_s is None or placed_s is None else ended_s - placed_s
-        for quantile, quantile_s in zip(QUANTILES, quantiles_s, strict=True):
+        for forecast, quantile_s in zip(FORECASTS, quantiles_s, strict=True):
             if seen_s > quantile_s:
-                self.forecasts.add((quantile, "missed"))
+                self.forecasts.add((forecast, "missed"))
             elif waited_s is not None:
-                self.forecasts.add((quantile, "covered"))
+                self.forecasts.add((forecast, "covered"))
 
     def _count_answer(self, receipt: Receipt) -> None:
         """A complete answer."""

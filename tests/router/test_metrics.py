@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.http.shared import Counts
-from router.metrics import QUANTILES, REGRET_EVERY, Metrics, outcomes_at_the_edge
+from router.metrics import FORECASTS, REGRET_EVERY, Metrics, outcomes_at_the_edge
 from router.receipts import Candidate, Receipt
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +119,9 @@ def test_a_quantile_that_passes_without_a_first_token_is_missed(
     changes: dict[str, Any], held: tuple[str | None, ...]
 ) -> None:
     metrics = counted(a_receipt(**changes))
-    for quantile, result in zip(QUANTILES, held, strict=True):
+    for forecast, result in zip(FORECASTS, held, strict=True):
         for one in ("covered", "missed"):
-            found = sample(metrics, "tfirst_forecasts_total", quantile=quantile, result=one)
+            found = sample(metrics, "tfirst_forecasts_total", forecast=forecast, result=one)
             assert found == (one == result)
 
 
