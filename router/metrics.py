@@ -37,6 +37,7 @@ PHASE_BUCKETS = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3)
 ERROR_BUCKETS = (-5, -2, -1, -0.5, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
 REGRET_EVERY = 16  # placed requests for one whose regret is worked out, which costs more than all counting
+_WHY = frozenset(why.value for why in Why)
 FORECASTS = ("p90", "p99")  # of a first token; a label named "quantile" would make this a summary
 
 
@@ -226,13 +227,13 @@ class Metrics:
 
     def count(self, receipt: Receipt) -> None:
         """Take a finished receipt into account."""
-        outcome = outcome_of(receipt)
+        outcome = receipt.outcome or ""
         self.requests.add((outcome,))
         if receipt.attempts:
             self.attempts.add((), receipt.attempts)
             for replica in receipt.tried:
                 self.failed_attempts.add((replica,))
-        if receipt.outcome == Outcome.REFUSED._value_ and receipt.cause is not None:
+        if receipt.cause in _WHY:
             self.refusals.add((receipt.cause,))
         if receipt.arm is not None and not receipt.override:
             self._count_arm(receipt.arm, outcome, receipt)
@@ -419,28 +420,13 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def outcome_of(receipt: Receipt) -> str:
-    """How a request ended. One that was refused because of what its client asked for is its client's error."""
-    outcome, status = receipt.outcome or "", receipt.status
-    if outcome == Outcome.REFUSED._value_ and status is not None and is_clients_fault(status):
-        return Outcome.CLIENT_ERROR._value_
-    return outcome
-
-
-def is_clients_fault(status: int) -> bool:
-    """Whether a status of the router's own says that no replica could have answered such a request."""
-    return 400 <= status < 500 and status != 429
-
-
 def outcomes_at_the_edge(counts: Counts) -> dict[tuple[str, ...], float]:
     """Outcomes of requests that no decision was made about."""
-    faults = sum(total for status, total in counts.rejected.items() if is_clients_fault(status))
-    return {
-        (Outcome.CLIENT_ERROR.value,): faults,
-        (Outcome.REFUSED.value,): sum(counts.rejected.values()) - faults,
-        (Outcome.CANCELLED.value,): counts.left_early,
-        (Outcome.FAILED.value,): counts.broken,
-    }
+    ended = {Outcome.CANCELLED: counts.left_early, Outcome.FAILED: counts.broken}
+    for status, total in counts.rejected.items():
+        outcome = Outcome.of_own_answer(status)
+        ended[outcome] = ended.get(outcome, 0) + total
+    return {(outcome.value,): float(total) for outcome, total in ended.items()}
 
 
 def _is_good(receipt: Receipt, first_s: float, pace_s: float | None) -> bool:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Hold, Refuse, Send
+from router.actions import Action, Cause, Ended, Hold, Outcome, Refuse, Send
 from router.errors import ReplicaUnreachable
 from router.http.along import Along, along, cause_for_another, ended_as, show_head
 from router.http.contract import Endpoint, Read, Rewritten
@@ -400,8 +400,10 @@ class Exchange:
         """Let go of whatever is under way, in any phase. cause : None: the client left"""
         self._stop_clock()
         if self._reading is not None:
+            refuse = None if cause is None else _STOPPING if cause is Cause.STOPPING else _TOO_LONG
+            self._head.given_up = Outcome.CANCELLED if refuse is None else Outcome.of_own_answer(refuse.status)
             self._reading.cancel()
-            self._not_placed(None if cause is None else _TOO_LONG)
+            self._not_placed(refuse)
         if self._connecting is not None:
             self._connecting.cancel()
         self._drop_upstream()

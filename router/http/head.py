@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from router.actions import Outcome
 from router.errors import RequestUnacceptable
 from router.routes import Route
 
@@ -58,6 +59,7 @@ class RequestHead:
     upgrade : b"websocket" when it asks to switch to that, b"" otherwise
     client : name of the key that let it in; set by who asked for one
     began_s : when its first part came, on the port's clock; None where it came whole
+    given_up : how it ended where its exchange gave up the reading of its prompt; None: it did not
     trace : of who follows it; opaque
     """
 
@@ -72,6 +74,7 @@ class RequestHead:
     upgrade: bytes = b""
     client: str = ""
     began_s: float | None = field(default=None, repr=False, compare=False)
+    given_up: Outcome | None = field(default=None, repr=False, compare=False)
     trace: object = field(default=None, repr=False, compare=False)
     _firsts: dict[bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 

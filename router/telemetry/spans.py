@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 )
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Hold, Refuse, Send
+from router.actions import Action, Cause, Ended, Hold, Outcome, Refuse, Send
 from router.http.contract import Decider, PromptReader, Read, Rewritten
 from router.http.head import RequestHead
 from router.laps import Lap, TimedLaps
@@ -42,6 +42,7 @@ from router.telemetry.trace import (
     choice_of,
     ended,
     facts_of,
+    given_up,
     operation_of,
     refused,
     server_of,
@@ -80,7 +81,7 @@ class Tracing:
             if not isinstance(follows, Trace):
                 answer = read(head, body)
                 return _mark_later(answer, follows) if isinstance(answer, asyncio.Future) else _marked(answer, follows)
-            reading = Reading(follows, self._child(follows, "router.tokenise"), again=again)
+            reading = Reading(head, follows, self._child(follows, "router.tokenise"), again=again)
             try:
                 answer = read(head, body)
             except BaseException as exc:
@@ -167,6 +168,8 @@ class Tracing:
             trace.queue = None
         if isinstance(action, Send):
             self._sent(trace, action)
+        elif action.held is not None and action.held.request.sent_tokens is not None:
+            given_up(trace, Outcome.FAILED, Cause.BROKEN)  # the rest of a stream: its client sees no answer of ours
         else:
             refused(trace, action)
 
@@ -244,8 +247,7 @@ class _TracedDecider:
         actions = self._decider.left(hold, now_s, cause=cause)
         trace = hold.request.trace
         if isinstance(trace, Trace):
-            set_known(trace.root, {"tfirst.outcome": "cancelled" if cause is None else "failed"})
-            trace.close()
+            given_up(trace, Outcome.CANCELLED if cause is None else Outcome.FAILED, cause)
         return self._told(actions)
 
     def due(self, now_s: float) -> list[Action]:
@@ -282,7 +284,8 @@ class _TracedDecider:
 class Reading:
     """One reading of a prompt. again : it reads the rest of a stream, whose request goes on whatever becomes of it"""
 
-    def __init__(self, trace: Trace, span: Span, *, again: bool) -> None:
+    def __init__(self, head: RequestHead, trace: Trace, span: Span, *, again: bool) -> None:
+        self._head = head
         self._trace = trace
         self._span = span
         self._again = again
@@ -309,8 +312,7 @@ class Reading:
         if answer.cancelled():
             self._span.end()
             if not self._again:
-                self._trace.root.set_attribute("tfirst.outcome", "cancelled")
-                self._trace.close()
+                given_up(self._trace, self._head.given_up or Outcome.REFUSED)  # else by who reads: the router stops
         elif (exc := answer.exception()) is not None:
             self.broke(exc)
         else:

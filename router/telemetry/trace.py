@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from estimators.request import RequestFacts
-from router.actions import Refuse, Send
+from router.actions import Cause, Outcome, Refuse, Send
 from router.placing import Placement
 from router.receipts import Receipt
 
@@ -112,6 +112,7 @@ def ended(trace: Trace, receipt: Receipt) -> None:
         trace.root,
         {
             "tfirst.outcome": receipt.outcome,
+            "tfirst.cause": receipt.cause,
             "tfirst.attempts": receipt.attempts,
             "http.response.status_code": receipt.status,
             "gen_ai.usage.output_tokens": receipt.output_tokens,
@@ -132,9 +133,10 @@ def refused(trace: Trace, refusal: Refuse) -> None:
     if not trace.root.is_recording():  # ended before, with its last attempt
         return
     why = None if refusal.why is None else refusal.why.value
+    outcome = Outcome.of_own_answer(refusal.status, refusal.why)
     set_known(
         trace.root,
-        {"tfirst.outcome": "refused", "tfirst.cause": why, "http.response.status_code": refusal.status},
+        {"tfirst.outcome": outcome.value, "tfirst.cause": why, "http.response.status_code": refusal.status},
     )
     if refusal.status >= 500:
         trace.root.set_attribute("error.type", why or str(refusal.status))
@@ -142,8 +144,18 @@ def refused(trace: Trace, refusal: Refuse) -> None:
     trace.close()
 
 
+def given_up(trace: Trace, outcome: Outcome, cause: Cause | None = None) -> None:
+    """It ended before it was placed, or placed anew, by no answer that was chosen for it. cause : of a failure"""
+    set_known(trace.root, {"tfirst.outcome": outcome.value, "tfirst.cause": None if cause is None else cause.value})
+    if cause is not None:
+        trace.root.set_attribute("error.type", cause.value)
+        trace.root.set_status(StatusCode.ERROR)
+    trace.close()
+
+
 def broken(trace: Trace, exc: BaseException) -> None:
     """The router failed at it. What the exception said is not noted, since it may quote a prompt."""
+    trace.root.set_attribute("tfirst.outcome", Outcome.FAILED.value)
     trace.root.set_attribute("error.type", type(exc).__name__)
     trace.root.set_status(StatusCode.ERROR)
     trace.close()

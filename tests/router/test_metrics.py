@@ -143,7 +143,8 @@ def test_an_answer_is_good_when_it_met_the_deadlines_it_had(changes: dict[str, A
 
 def test_what_no_replica_could_have_answered_is_the_clients_error_and_has_its_cause_all_the_same() -> None:
     nothing: dict[str, Any] = {"candidates": [], "chosen": None, "reason": None, "outcome": "refused", "attempts": 0}
-    unknown = a_receipt(**nothing, cause="unknown_model", status=404, first_token_s=None)
+    nobodys: dict[str, Any] = {**nothing, "outcome": "client_error"}
+    unknown = a_receipt(**nobodys, cause="unknown_model", status=404, first_token_s=None)
     full = a_receipt(**nothing, cause="queue_full", status=429, first_token_s=None)
     metrics = counted(unknown, full)
     assert sample(metrics, "tfirst_requests_total", outcome="client_error") == 1
