@@ -10,8 +10,6 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/\s?#@]+(/[^\s?#]*)?$")]
 
-
-EXPORTER = "opentelemetry.exporter"
 NOT_INSTALLED = "tracing.endpoint needs the extra otlp: pip install 'tfirst[otlp]'"
 
 
