@@ -17,6 +17,7 @@ from router.receipts import Receipt
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
+TALKATIVE = ("urllib3", "opentelemetry")  # at debug they say of every batch of spans that it was sent
 
 _FACTS = "facts"
 _requests = logging.getLogger("router.requests")
@@ -93,3 +94,5 @@ def set_up(level: str, form: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
