@@ -241,7 +241,7 @@ class Metrics:
             self.client_requests.add((receipt.client,))
         choice = receipt.choice
         if receipt.reason is not None:
-            self.choices.add(("unknown" if choice is None else choice.path, receipt.reason))
+            self.choices.add((receipt.path or "unknown", receipt.reason))
             if not receipt.resumes:  # else its last choice was made in the middle of its answer
                 self.queue.observe(receipt.placed_s or 0.0)
         if choice is not None:

@@ -116,6 +116,12 @@ class Receipt(msgspec.Struct, kw_only=True):
         return None if self.chosen is None else self.candidates[self.chosen]
 
     @property
+    def path(self) -> str | None:
+        """How its prompt's state was to get there; None where nothing was estimated, or there is no prompt."""
+        choice = self.choice
+        return None if choice is None or not self.prompt_tokens else choice.path
+
+    @property
     def names_all(self) -> bool:
         """Whether all candidates that were possible are named."""
         return bool(self.candidates) and len(self.candidates) == self.possible

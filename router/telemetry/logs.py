@@ -46,7 +46,7 @@ def facts_of(receipt: Receipt) -> dict[str, Any]:
         "status": receipt.status,
         "client": receipt.client,
         "replica": None if choice is None else choice.replica,
-        "path": None if choice is None else choice.path,
+        "path": receipt.path,
         "reason": receipt.reason,
         "attempts": receipt.attempts,
         "tried": receipt.tried or None,

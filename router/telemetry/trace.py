@@ -92,7 +92,7 @@ def choice_of(send: Send) -> dict[str, AttributeValue | None]:
     """What was chosen, and what was expected of it: why this replica."""
     chosen: dict[str, AttributeValue | None] = {
         "tfirst.replica": send.replica,
-        "tfirst.path": send.path.value,
+        "tfirst.path": send.path.value if send.request.prompt_tokens else None,
         "tfirst.source": send.source,
     }
     placement = send.placement

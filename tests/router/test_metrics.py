@@ -174,6 +174,14 @@ def test_what_ends_at_the_edge_has_outcomes_that_add_up_to_what_was_received() -
     assert outcomes[("refused",)] == 2
 
 
+def test_a_request_without_a_prompt_takes_no_path() -> None:
+    relayed = {"prompt_tokens": 0, "streamed": False, "first_token_s": None}
+    metrics = counted(a_receipt(a_candidate(path="recompute", local_tokens=0, fetched_tokens=0), **relayed))
+    assert sample(metrics, "tfirst_choices_total", path="unknown", reason="lowest_estimate") == 1
+    assert sample(metrics, "tfirst_choices_total", path="recompute", reason="lowest_estimate") is None
+    assert sample(metrics, "tfirst_prompt_tokens_total", source="recompute") == 0
+
+
 def test_regret_is_worked_out_for_one_request_in_so_many() -> None:
     class Noted:
         asked = 0
