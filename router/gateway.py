@@ -235,7 +235,7 @@ class Gateway:
 
         provider = by_otlp(self._config.tracing)
         if provider is not None:
-            self._tracing = provider.tracing(self._laps)
+            self._tracing = provider.tracing(self._laps, scheme="http" if self._tls is None else "https")
             self._closers.append(provider.stop)
 
     def _start_beside(self, block_tokens: int) -> None:

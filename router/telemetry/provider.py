@@ -37,11 +37,10 @@ class Provider:
         )
         self._sdk.add_span_processor(processor)
 
-    def tracing(self, laps: TimedLaps | None = None, *, seed: int | None = None) -> Tracing:
-        """What makes the spans. seed : of which requests are sampled; None: another each time"""
-        return Tracing(
-            self._sdk.get_tracer("tfirst", router.__version__), share=self._share, rng=Random(seed), laps=laps
-        )
+    def tracing(self, laps: TimedLaps | None = None, *, scheme: str = "http", seed: int | None = None) -> Tracing:
+        """What makes the spans. scheme : of the traffic port; seed : of which are sampled, None: others each time"""
+        tracer = self._sdk.get_tracer("tfirst", router.__version__)
+        return Tracing(tracer, share=self._share, rng=Random(seed), laps=laps, scheme=scheme)
 
     async def stop(self) -> None:
         """Send what is left, within the limits of the exporter."""

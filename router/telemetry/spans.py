@@ -38,6 +38,8 @@ from router.telemetry.trace import (
     Attributes,
     Passing,
     Trace,
+    asked_of,
+    attempt_of,
     broken,
     choice_of,
     ended,
@@ -45,7 +47,6 @@ from router.telemetry.trace import (
     given_up,
     operation_of,
     refused,
-    server_of,
     set_known,
 )
 
@@ -53,7 +54,7 @@ from router.telemetry.trace import (
 class Tracing:
     """Makes spans. share : of requests whose clients do not say, 0..1; rng : draws which
 
-    laps : of decisions, if anybody keeps them; clock : the traffic port's
+    laps : of decisions, if anybody keeps them; clock, scheme : the traffic port's
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Tracing:
         rng: Random,
         laps: TimedLaps | None = None,
         clock: Callable[[], float] = monotonic,
+        scheme: str = "http",
     ) -> None:
         self._clock = clock
+        self._scheme = scheme
         self._tracer = tracer
         self._share = share
         self._rng = rng
@@ -106,17 +109,19 @@ class Tracing:
             flags = TraceFlags(TraceFlags.SAMPLED)
             remote = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
             context = set_span_in_context(NonRecordingSpan(remote))
-        attributes = {"http.request.method": head.method.decode("latin-1"), "url.path": head.path}
+        attributes = asked_of(head, scheme=self._scheme)
+        method, route = str(attributes["http.request.method"]), attributes.get("http.route")
+        name = "HTTP" if method == "_OTHER" else method
         now_ns = time_ns()
         begun_ns = now_ns if head.began_s is None else now_ns - int(1e9 * (self._clock() - head.began_s))
         root = self._tracer.start_span(
-            attributes["http.request.method"],
+            name if route is None else f"{name} {route!s}",
             context=context,
             kind=SpanKind.SERVER,
             attributes=attributes,
             start_time=begun_ns,
         )
-        trace = Trace(root)
+        trace = Trace(root, method)
         self._child(trace, "router.receive", start_ns=begun_ns).end(now_ns)
         return trace
 
@@ -174,8 +179,7 @@ class Tracing:
             refused(trace, action)
 
     def _sent(self, trace: Trace, send: Send) -> None:
-        attributes = {**server_of(send.base_url), "tfirst.attempt": send.attempt, **choice_of(send)}
-        trace.attempt = self._child(trace, "router.attempt", attributes, kind=SpanKind.CLIENT)
+        trace.attempt = self._child(trace, "router.attempt", attempt_of(send, trace.method), kind=SpanKind.CLIENT)
         trace.part = self._child(trace, "router.first_token", of=trace.attempt)
         context = trace.attempt.get_span_context()
         send.extra_headers.append((TRACEPARENT, traceparent(context.trace_id, context.span_id, sampled=True)))
@@ -203,7 +207,9 @@ class _TracedDecider:
         if not isinstance(trace, Trace):
             return self._told(self._decider.arrived(request, now_s))
         set_known(trace.root, facts_of(request))
-        trace.root.update_name(f"{operation_of(request)} {request.model}")
+        operation = operation_of(request)
+        if operation is not None:
+            trace.root.update_name(f"{operation} {request.model}")
         actions = self._decided(trace, lambda: self._decider.arrived(request, now_s))
         for action in actions:
             if isinstance(action, Refuse) and action.held is None:
@@ -226,7 +232,8 @@ class _TracedDecider:
             return self._told(actions)  # still open: its own answer is relayed
         trace.end_attempt(cause)
         if receipt.outcome is not None:
-            ended(trace, receipt)
+            own = [action.status for action in actions if isinstance(action, Refuse) and action.held is None]
+            ended(trace, receipt, own_status=own[0] if own and not receipt.resumes else None)
         return self._told(actions)
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
