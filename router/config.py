@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from router.admission import AdmissionConfig
+from router.blocks.config import DirectoryConfig
 from router.discovery.config import DiscoveryConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
@@ -149,6 +150,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     load: LoadConfig = LoadConfig()
     prompts: PromptConfig = PromptConfig()
     other_tiers: OtherTiersConfig = OtherTiersConfig()
+    directory: DirectoryConfig = DirectoryConfig()  # what is believed of caches
     discovery: DiscoveryConfig = DiscoveryConfig()
     receipts: ReceiptConfig = ReceiptConfig()
     state: StateConfig = StateConfig()

@@ -208,7 +208,12 @@ class Gateway:
         await self._start_prompts()
         self._start_edits()
         self._sources = EventSources(
-            self._fleet, self._core.directory, self._session, self._clock, on_pushed_load=self._board.pushed
+            self._fleet,
+            self._core.directory,
+            self._session,
+            self._clock,
+            on_pushed_load=self._board.pushed,
+            beliefs=self._config.directory,
         )
         self._closers.append(self._sources.stop)
         self._reported = Reported(
