@@ -36,6 +36,8 @@ DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
 PHASE_BUCKETS = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3)
 ERROR_BUCKETS = (-5, -2, -1, -0.5, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
+USD_BUCKETS = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1)
+RESULTS = GOOD, LATE, LOST = ("good", "late", "lost")  # a complete answer, one beyond a deadline, and no answer
 REGRET_EVERY = 16  # placed requests for one whose regret is worked out, which costs more than all counting
 _WHY = frozenset(why.value for why in Why)
 FORECASTS = ("p90", "p99")  # of a first token; a label named "quantile" would make this a summary
@@ -101,6 +103,14 @@ class Metrics:
             "First tokens by whether they came within the forecast",
             ["forecast", "result"],
             known=[(forecast, result) for forecast in FORECASTS for result in ("covered", "missed")],
+            registry=registry,
+        )
+        self.usd = Spreads(
+            "tfirst_request_usd",
+            "Cost of requests, by what came of them, where prices are known",
+            "result",
+            USD_BUCKETS,
+            known=RESULTS,
             registry=registry,
         )
         self.regret = Spread(
@@ -250,8 +260,9 @@ class Metrics:
             self.first_token.observe(receipt.first_token_s)
         if receipt.resumes or receipt.not_resumed is not None:
             self._count_resumes(receipt)
-        if outcome == "ok":
-            self._count_answer(receipt)
+        good = outcome == "ok" and self._count_answer(receipt)
+        if receipt.usd is not None:
+            self.usd.observe(GOOD if good else LATE if outcome == "ok" else LOST, receipt.usd)
 
     def _count_choice(self, receipt: Receipt, choice: Candidate) -> None:
         """What was expected of its last choice, and how that went."""
@@ -286,8 +297,8 @@ class Metrics:
             elif waited_s is not None:
                 self.forecasts.add((forecast, "covered"))
 
-    def _count_answer(self, receipt: Receipt) -> None:
-        """A complete answer."""
+    def _count_answer(self, receipt: Receipt) -> bool:
+        """A complete answer. Whether it was good."""
         ended_s, first_s = receipt.ended_s or 0.0, receipt.first_token_s
         self.end_to_end.observe(ended_s)
         tokens = receipt.output_tokens if receipt.output_tokens is not None else receipt.events
@@ -300,8 +311,10 @@ class Metrics:
             self.inter_token.observe(pace_s)
         if receipt.cached_tokens is not None:
             self.reported_cached_tokens.add((), receipt.cached_tokens)
-        if _is_good(receipt, ended_s if first_s is None else first_s, pace_s):
+        good = _is_good(receipt, ended_s if first_s is None else first_s, pace_s)
+        if good:
             self.good.add(())
+        return good
 
     def _count_resumes(self, receipt: Receipt) -> None:
         """Breaks of one stream: each that went on, and the one that did not."""

@@ -92,6 +92,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     output_tokens: int | None = None
     events: int | None = None  # of a stream, from its first token on: about one for each output token
     cached_tokens: int | None = None  # as the engine reported
+    usd: float | None = None  # its part of the busy time of the replicas it was at; None: one of them has no price
     arm: str | None = None  # of the experiment it was part of
     arm_share: float | None = None  # of all units that this arm was meant to get
     unit: str | None = None  # hash of what it was assigned by: requests of one session share it
