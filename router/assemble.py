@@ -100,6 +100,7 @@ def assemble(
     view.usd_per_hour[:] = [usd_per_hour(prior) for prior in priors]
     view.disciplines[:] = [first_discipline(fleet)] * view.rows
     view.limit_s[:] = patience_s(fleet)
+    view.fresh_s = config.load.fresh_s
     directory = directory_of(config.directory, block_tokens, view.rows)
     names, characters_per_token = ModelNames(), CharactersPerToken()
     estimator = Estimator(

@@ -59,6 +59,11 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     # have vLLM tell its load in the heads of whole (not streamed) answers too; one more header for replica and client
     from_answers: bool = False
 
+    @property
+    def fresh_s(self) -> float:
+        """How long a report counts in full: until the next one is overdue."""
+        return max(2.0, 2 * self.period_s)
+
 
 class PromptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section `prompts`: how text becomes blocks. Token ids in a request are always read as they are."""

@@ -176,8 +176,7 @@ class Gateway:
         Outbound(self._config, self._configured)  # so that a key that is missing is heard of before a name is looked up
         self._fleet = await self._discovery.first()
         self._ranks = ranks_of([replica.url for replica in self._fleet.replicas])
-        fresh_s = max(2.0, 2 * self._config.load.period_s)  # a poll counts until the next one is overdue
-        self._board = LoadBoard(len(self._fleet.replicas), self._on_load, fresh_s=fresh_s)
+        self._board = LoadBoard(len(self._fleet.replicas), self._on_load, fresh_s=self._config.load.fresh_s)
         self._outbound = Outbound(self._config, self._fleet)
         self._session = self._outbound.session()
         self._closers.append(self._session.close)
