@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from threading import Event
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from router.admission import AdmissionConfig
@@ -341,6 +342,27 @@ def test_an_endpoint_without_the_extra_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr(provider, "import_module", missing)
     with pytest.raises(ConfigError, match="tfirst\\[otlp\\]"):
         provider.by_otlp(TracingConfig(endpoint="http://127.0.0.1:4318/v1/traces"))
+
+
+async def test_a_collector_that_takes_nothing_does_not_keep_the_router(caplog: pytest.LogCaptureFixture) -> None:
+    let_go = Event()
+
+    class Stuck(SpanProcessor):
+        def shutdown(self) -> None:
+            assert let_go.wait(60.0)
+
+    config = TracingConfig(endpoint="http://127.0.0.1:4318/v1/traces", timeout_s=0.05)
+    async with asyncio.timeout(20):
+        await provider.Provider(config, Stuck()).stop()
+    let_go.set()
+    assert "did not take the last spans within 0.05 s" in caplog.text
+
+
+async def test_what_is_left_is_sent_before_the_router_ends(seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+    async with traced(seen, answers) as router:
+        await router.ask()
+    assert seen.named("router.attempt")
+    assert "last spans" not in caplog.text
 
 
 async def test_spans_reach_a_collector_by_otlp() -> None:
