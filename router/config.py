@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,6 +26,7 @@ from router.telemetry.config import TracingConfig
 Section = TypeVar("Section", bound=msgspec.Struct)
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+_CHECKED_ELSEWHERE = ("settings", "template_arguments")  # of a rule, of a chat template
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -177,9 +180,27 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 def parse_config(text: bytes | str, where: str = "configuration") -> RouterConfig:
     """Decode a configuration; `ConfigError` names the key that is unknown or out of range."""
     try:
-        return msgspec.convert(msgspec.yaml.decode(text) or {}, RouterConfig)  # a file of comments is no value
+        config = msgspec.convert(msgspec.yaml.decode(text) or {}, RouterConfig)  # a file of comments is no value
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{where}: {one_line(exc)}") from exc
+    for key, value in settings_in(msgspec.to_builtins(config)):
+        if isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"{where}: {key} is {value}; it must be a finite number")
+    return config
+
+
+def settings_in(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every plain value in nested sections, with where it is; none of those that somebody else checks."""
+    if isinstance(value, dict):
+        own = ((name, one) for name, one in value.items() if name not in _CHECKED_ELSEWHERE)
+        inner = ((f"{key}.{name}" if key else str(name), one) for name, one in own)
+    elif isinstance(value, list | tuple):
+        inner = ((f"{key}[{at}]", one) for at, one in enumerate(value))
+    else:
+        yield key, value
+        return
+    for name, one in inner:
+        yield from settings_in(one, name)
 
 
 def load_config(path: Path) -> RouterConfig:
