@@ -18,7 +18,7 @@ class BusyTime:
     def __init__(self, rows: int) -> None:
         self._there = [0] * rows  # requests
         self._at_s = [0.0] * rows  # when that last changed
-        self._each_s = [0.0] * rows  # what one that has been there since the beginning would have had
+        self._each_s = [0.0] * rows  # what one that came when the replica was last idle would have had
 
     def begins(self, row: int, now_s: float) -> float:
         """A request comes to `row`. What is to be given back at its end."""
@@ -29,8 +29,11 @@ class BusyTime:
     def ends(self, row: int, began_s: float, now_s: float) -> float:
         """It leaves `row`: its part of the time since it came, seconds. began_s : what `begins` said"""
         self._pass(row, now_s)
+        took_s = self._each_s[row] - began_s
         self._there[row] -= 1
-        return self._each_s[row] - began_s
+        if not self._there[row]:  # nobody compares with it any more
+            self._each_s[row] = self._at_s[row] = 0.0
+        return took_s
 
     def _pass(self, row: int, now_s: float) -> None:
         there = self._there[row]
