@@ -170,7 +170,7 @@ class Estimator:
             weights_s=view.weights_s,
             usd_per_hour=view.usd_per_hour,
             peers=peers,
-            scale=0.0 if doubt is None else doubt.spread.scale(now_s),
+            scale=0.0 if doubt is None else doubt.spread.scale_at(view, now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
             doubt=doubt,
             held=held,

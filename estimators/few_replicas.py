@@ -111,7 +111,7 @@ class FewReplicas:
             around=around,
             prompt_tokens=request.prompt_tokens,
             peers=peers,
-            scale=0.0 if doubt is None else doubt.spread.scale(now_s),
+            scale=0.0 if doubt is None else doubt.spread.scale_at(view, now_s),
             shift=0.0 if doubt is None else doubt.spread.shift(now_s),
             doubt=doubt,
             held=held,

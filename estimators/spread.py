@@ -5,6 +5,8 @@ Model     logistic on the logarithmic scale: heavier tails than a normal, closed
           at least one over the memory; a sample's pull is bounded, so an absurd one moves little
           A replica is read as a mixture of its own and the fleet's, by its own samples; the fleet without samples as
           the prior. Both fade with time, so silence widens
+          One whose load reports stopped, and that answers nothing either, is read wider by its silence: what runs there
+          is replaced by requests nobody has told of, until it is known no better than one that was never seen
 Valid     ratios of the outcome that happened (hit or miss), predicted before any correction from here
 Blind to  what the width depends on beyond the replica (prompt length: conformal.py); asymmetry
 Source    logistic scores: Johnson, Kotz, Balakrishnan 1995, ch. 23; natural gradient: Amari 1998
@@ -21,7 +23,7 @@ import numpy.typing as npt
 
 from estimators.ranges import require
 from estimators.stored import mapping, number
-from estimators.view import is_nobody
+from estimators.view import FleetView, is_nobody
 
 Column = npt.NDArray[np.float64]
 
@@ -34,6 +36,18 @@ FURTHEST = 6.0  # scales from the centre at which a sample's pull on the width s
 CENTRE_INFORMATION = 1.0 / 3.0  # Fisher information of a standard logistic, of its centre
 SCALE_INFORMATION = (3.0 + pi * pi) / 9.0  # and of the log of its scale
 STILL = 0.999  # a state faded by less is read as it is
+TURNOVER_S = 30.0  # in which all but 1/e of the requests at a replica are others: some hundred tokens at 50 ms each
+
+
+def widened(scale: Column, *, silent_s: Column, fresh_s: float) -> Column:
+    """Scales of replicas that have told nothing for `silent_s`; columns of one shape.
+
+    scale : as learned while reports came, > 0
+    silent_s : NaN where there never was a report: what was learned is then as wide as it is without
+    fresh_s : silence that means nothing, >= 0
+    """
+    beyond_s = np.fmax(silent_s - fresh_s, 0.0)
+    return np.asarray(scale - (np.maximum(scale, WIDE_SCALE) - scale) * np.expm1(-beyond_s / TURNOVER_S))
 
 
 class _Residuals:
@@ -110,6 +124,14 @@ class ResidualSpread:
             return self._scale
         faded = self._start_log_scale + left * (self._log_scale - self._start_log_scale)
         return np.asarray(np.exp(faded))
+
+    def scale_at(self, view: FleetView, now_s: float) -> Column:
+        """`scale`, widened where a replica of `view` has been silent; lent, not to be written."""
+        scale = self.scale(now_s)
+        if not now_s - view.oldest_report_s > view.fresh_s:  # nearly always; also where nobody tells anything
+            return scale
+        heard_s = np.maximum(view.sampled_at_s, self._columns[3])  # of load, or by a first token
+        return widened(scale, silent_s=now_s - heard_s, fresh_s=view.fresh_s)
 
     def shift(self, now_s: float) -> Column:
         """Median of log(observed / predicted); lent, not to be written."""

@@ -97,6 +97,8 @@ class FleetView:
         foreign_waiting, foreign_decoding : requests of others queued and running there; NaN unknown
         kv_used_share : share of its KV memory in use, 0..1; NaN unknown
         sampled_at_s : when that was last reported; NaN never
+        oldest_report_s : the earliest of these, or earlier; NaN while there is none
+        fresh_s : a report counts in full for so long, > 0
     What was learned
         coefficients (rows, features) : prefill corrections, see `estimators.prefill_features`
         pace_scale : observed over ideal time per output token
@@ -152,6 +154,8 @@ class FleetView:
         self.foreign_decoding = column["foreign_decoding"]
         self.kv_used_share = np.full(rows, np.nan)
         self.sampled_at_s = np.full(rows, np.nan)
+        self.oldest_report_s = np.nan
+        self.fresh_s = 2.0
 
         self.coefficients = table[_AT["coefficient_linear"] : _AT["waiting_linear_s"]].T
         self.pace_scale = column["pace_scale"]

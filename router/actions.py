@@ -49,14 +49,21 @@ class Means(Enum):
 
 
 class Outcome(Enum):
-    """How a request ended, once. A closed set: each becomes a metric label."""
+    """How a request ended, once, by one name in receipts, metrics, logs, spans. A closed set: each becomes a label."""
 
     OK = "ok"  # a complete 2xx answer
-    CLIENT_ERROR = "client_error"  # the replica answered 3xx or 4xx; neutral for health
+    CLIENT_ERROR = "client_error"  # the replica answered 3xx or 4xx, or no replica could have: neutral for health
     SERVER_ERROR = "server_error"  # the replica answered 5xx
     FAILED = "failed"  # no complete answer: see Cause
     CANCELLED = "cancelled"  # the client left
-    REFUSED = "refused"  # the router answered by itself
+    REFUSED = "refused"  # the router answered by itself: full, late, nobody up
+
+    @classmethod
+    def of_own_answer(cls, status: int, why: Why | None = None) -> Outcome:
+        """How a request ended that the router answered by itself with that error status, before it was placed."""
+        if why is Why.INTERNAL:
+            return cls.FAILED
+        return cls.CLIENT_ERROR if 400 <= status < 500 and status != 429 else cls.REFUSED
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from estimators.shape_costs import costs_of
 from estimators.spread import ResidualSpread
 from estimators.view import FleetView
 from policies.by_load.least_request import LeastRequest
+from router.blocks.config import DirectoryConfig
 from router.config import RouterConfig
 from router.directory import Directory
 from router.dispatch import Dispatcher
@@ -99,7 +100,8 @@ def assemble(
     view.usd_per_hour[:] = [usd_per_hour(prior) for prior in priors]
     view.disciplines[:] = [first_discipline(fleet)] * view.rows
     view.limit_s[:] = patience_s(fleet)
-    directory = Directory(block_tokens, view.rows)
+    view.fresh_s = config.load.fresh_s
+    directory = directory_of(config.directory, block_tokens, view.rows)
     names, characters_per_token = ModelNames(), CharactersPerToken()
     estimator = Estimator(
         costs=costs_of(priors[0].shape),
@@ -159,6 +161,20 @@ def experiments_of(config: RouterConfig) -> Experiments:
     """Every rule that decides. Raises ConfigError when one of them cannot be built."""
     return Experiments(
         config.policy, config.experiment, lambda rule: build_policy(rule.name, rule.settings, config.seed)
+    )
+
+
+def directory_of(config: DirectoryConfig, block_tokens: int, rows: int) -> Directory:
+    """A directory within the limits of a configuration."""
+    return Directory(
+        block_tokens,
+        rows,
+        source_limit=config.source_blocks,
+        memory_limit=config.removed_blocks,
+        cap=config.blocks,
+        penalty_s=config.missed_s,
+        expected_limit=config.expected_blocks,
+        expected_s=config.expected_s,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from router.admission import AdmissionConfig
+from router.blocks.config import DirectoryConfig
 from router.discovery.config import DiscoveryConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, check_url, fleet_of_urls, load_fleet, one_line
@@ -23,6 +26,7 @@ from router.telemetry.config import TracingConfig
 Section = TypeVar("Section", bound=msgspec.Struct)
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+_CHECKED_ELSEWHERE = ("settings", "template_arguments")  # of a rule, of a chat template
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,6 +61,11 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     timeout_s: Seconds = 2.0  # an answer that takes longer is none
     # have vLLM tell its load in the heads of whole (not streamed) answers too; one more header for replica and client
     from_answers: bool = False
+
+    @property
+    def fresh_s(self) -> float:
+        """How long a report counts in full: until the next one is overdue."""
+        return max(2.0, 2 * self.period_s)
 
 
 class PromptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -149,6 +158,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     load: LoadConfig = LoadConfig()
     prompts: PromptConfig = PromptConfig()
     other_tiers: OtherTiersConfig = OtherTiersConfig()
+    directory: DirectoryConfig = DirectoryConfig()  # what is believed of caches
     discovery: DiscoveryConfig = DiscoveryConfig()
     receipts: ReceiptConfig = ReceiptConfig()
     state: StateConfig = StateConfig()
@@ -170,9 +180,27 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 def parse_config(text: bytes | str, where: str = "configuration") -> RouterConfig:
     """Decode a configuration; `ConfigError` names the key that is unknown or out of range."""
     try:
-        return msgspec.convert(msgspec.yaml.decode(text) or {}, RouterConfig)  # a file of comments is no value
+        config = msgspec.convert(msgspec.yaml.decode(text) or {}, RouterConfig)  # a file of comments is no value
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{where}: {one_line(exc)}") from exc
+    for key, value in settings_in(msgspec.to_builtins(config)):
+        if isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"{where}: {key} is {value}; it must be a finite number")
+    return config
+
+
+def settings_in(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every plain value in nested sections, with where it is; none of those that somebody else checks."""
+    if isinstance(value, dict):
+        own = ((name, one) for name, one in value.items() if name not in _CHECKED_ELSEWHERE)
+        inner = ((f"{key}.{name}" if key else str(name), one) for name, one in own)
+    elif isinstance(value, list | tuple):
+        inner = ((f"{key}[{at}]", one) for at, one in enumerate(value))
+    else:
+        yield key, value
+        return
+    for name, one in inner:
+        yield from settings_in(one, name)
 
 
 def load_config(path: Path) -> RouterConfig:

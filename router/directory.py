@@ -23,6 +23,7 @@ import numpy as np
 from estimators.ranges import require
 from estimators.tiers import Tier
 from router.blocks.beliefs import Bools, Float64s, Int32s, Match, Stats
+from router.blocks.config import DirectoryConfig
 from router.blocks.doubts import Doubt, Doubts
 from router.blocks.expected import Expected
 from router.blocks.intake import Intake, settle
@@ -38,6 +39,7 @@ __all__ = ["Directory", "Match", "Stats"]
 _SPARE = 4  # rows that may turn over a new leaf before the first of them is swept
 _TOGETHER = 512  # keys put off at most, half a millisecond of work; twice as many are a tenth cheaper each
 _MOST_DOUBTS = 4096
+_USUAL = DirectoryConfig()
 
 
 class Directory:
@@ -61,12 +63,12 @@ class Directory:
         block_tokens: int,
         rows: int,
         *,
-        source_limit: int = 1 << 20,
-        memory_limit: int = 1 << 17,
-        cap: int = 1 << 23,
-        penalty_s: float = 30.0,
-        expected_limit: int = 1 << 20,
-        expected_s: float = 120.0,
+        source_limit: int = _USUAL.source_blocks,
+        memory_limit: int = _USUAL.removed_blocks,
+        cap: int = _USUAL.blocks,
+        penalty_s: float = _USUAL.missed_s,
+        expected_limit: int = _USUAL.expected_blocks,
+        expected_s: float = _USUAL.expected_s,
         at_once: int = 1 << 12,
     ) -> None:
         if min(block_tokens, rows, source_limit, memory_limit, cap, expected_limit, at_once) < 1:

@@ -49,5 +49,6 @@ class Endings:
             return refusal
         receipt.status = refusal.status
         receipt.cause = None if refusal.why is None else refusal.why.value
-        self.close(receipt, Outcome.REFUSED, arrived_at_s=arrived_at_s, now_s=now_s)
+        outcome = Outcome.of_own_answer(refusal.status, refusal.why)
+        self.close(receipt, outcome, arrived_at_s=arrived_at_s, now_s=now_s)
         return refusal

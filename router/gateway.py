@@ -176,8 +176,7 @@ class Gateway:
         Outbound(self._config, self._configured)  # so that a key that is missing is heard of before a name is looked up
         self._fleet = await self._discovery.first()
         self._ranks = ranks_of([replica.url for replica in self._fleet.replicas])
-        fresh_s = max(2.0, 2 * self._config.load.period_s)  # a poll counts until the next one is overdue
-        self._board = LoadBoard(len(self._fleet.replicas), self._on_load, fresh_s=fresh_s)
+        self._board = LoadBoard(len(self._fleet.replicas), self._on_load, fresh_s=self._config.load.fresh_s)
         self._outbound = Outbound(self._config, self._fleet)
         self._session = self._outbound.session()
         self._closers.append(self._session.close)
@@ -208,7 +207,12 @@ class Gateway:
         await self._start_prompts()
         self._start_edits()
         self._sources = EventSources(
-            self._fleet, self._core.directory, self._session, self._clock, on_pushed_load=self._board.pushed
+            self._fleet,
+            self._core.directory,
+            self._session,
+            self._clock,
+            on_pushed_load=self._board.pushed,
+            beliefs=self._config.directory,
         )
         self._closers.append(self._sources.stop)
         self._reported = Reported(
@@ -235,7 +239,7 @@ class Gateway:
 
         provider = by_otlp(self._config.tracing)
         if provider is not None:
-            self._tracing = provider.tracing(self._laps)
+            self._tracing = provider.tracing(self._laps, scheme="http" if self._tls is None else "https")
             self._closers.append(provider.stop)
 
     def _start_beside(self, block_tokens: int) -> None:

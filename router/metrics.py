@@ -36,8 +36,11 @@ DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
 PHASE_BUCKETS = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3)
 ERROR_BUCKETS = (-5, -2, -1, -0.5, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
+USD_BUCKETS = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1)
+RESULTS = GOOD, LATE, LOST = ("good", "late", "lost")  # a complete answer, one beyond a deadline, and no answer
 REGRET_EVERY = 16  # placed requests for one whose regret is worked out, which costs more than all counting
-QUANTILES = ("0.9", "0.99")
+_WHY = frozenset(why.value for why in Why)
+FORECASTS = ("p90", "p99")  # of a first token; a label named "quantile" would make this a summary
 
 
 class Regretting(Protocol):
@@ -97,9 +100,17 @@ class Metrics:
         )
         self.forecasts = Tally(
             "tfirst_forecasts",
-            "First tokens by whether they came within the quantile predicted",
-            ["quantile", "result"],
-            known=[(quantile, result) for quantile in QUANTILES for result in ("covered", "missed")],
+            "First tokens by whether they came within the forecast",
+            ["forecast", "result"],
+            known=[(forecast, result) for forecast in FORECASTS for result in ("covered", "missed")],
+            registry=registry,
+        )
+        self.usd = Spreads(
+            "tfirst_request_usd",
+            "Cost of requests, by what came of them, where prices are known",
+            "result",
+            USD_BUCKETS,
+            known=RESULTS,
             registry=registry,
         )
         self.regret = Spread(
@@ -226,13 +237,13 @@ class Metrics:
 
     def count(self, receipt: Receipt) -> None:
         """Take a finished receipt into account."""
-        outcome = outcome_of(receipt)
+        outcome = receipt.outcome or ""
         self.requests.add((outcome,))
         if receipt.attempts:
             self.attempts.add((), receipt.attempts)
             for replica in receipt.tried:
                 self.failed_attempts.add((replica,))
-        if receipt.outcome == Outcome.REFUSED._value_ and receipt.cause is not None:
+        if receipt.cause in _WHY:
             self.refusals.add((receipt.cause,))
         if receipt.arm is not None and not receipt.override:
             self._count_arm(receipt.arm, outcome, receipt)
@@ -240,7 +251,7 @@ class Metrics:
             self.client_requests.add((receipt.client,))
         choice = receipt.choice
         if receipt.reason is not None:
-            self.choices.add(("unknown" if choice is None else choice.path, receipt.reason))
+            self.choices.add((receipt.path or "unknown", receipt.reason))
             if not receipt.resumes:  # else its last choice was made in the middle of its answer
                 self.queue.observe(receipt.placed_s or 0.0)
         if choice is not None:
@@ -249,8 +260,9 @@ class Metrics:
             self.first_token.observe(receipt.first_token_s)
         if receipt.resumes or receipt.not_resumed is not None:
             self._count_resumes(receipt)
-        if outcome == "ok":
-            self._count_answer(receipt)
+        good = outcome == "ok" and self._count_answer(receipt)
+        if receipt.usd is not None:
+            self.usd.observe(GOOD if good else LATE if outcome == "ok" else LOST, receipt.usd)
 
     def _count_choice(self, receipt: Receipt, choice: Candidate) -> None:
         """What was expected of its last choice, and how that went."""
@@ -279,14 +291,14 @@ class Metrics:
         if seen_s is None:
             ended_s, placed_s = receipt.ended_s, receipt.placed_s
             seen_s = 0.0 if ended_s is None or placed_s is None else ended_s - placed_s
-        for quantile, quantile_s in zip(QUANTILES, quantiles_s, strict=True):
+        for forecast, quantile_s in zip(FORECASTS, quantiles_s, strict=True):
             if seen_s > quantile_s:
-                self.forecasts.add((quantile, "missed"))
+                self.forecasts.add((forecast, "missed"))
             elif waited_s is not None:
-                self.forecasts.add((quantile, "covered"))
+                self.forecasts.add((forecast, "covered"))
 
-    def _count_answer(self, receipt: Receipt) -> None:
-        """A complete answer."""
+    def _count_answer(self, receipt: Receipt) -> bool:
+        """A complete answer. Whether it was good."""
         ended_s, first_s = receipt.ended_s or 0.0, receipt.first_token_s
         self.end_to_end.observe(ended_s)
         tokens = receipt.output_tokens if receipt.output_tokens is not None else receipt.events
@@ -299,8 +311,10 @@ class Metrics:
             self.inter_token.observe(pace_s)
         if receipt.cached_tokens is not None:
             self.reported_cached_tokens.add((), receipt.cached_tokens)
-        if _is_good(receipt, ended_s if first_s is None else first_s, pace_s):
+        good = _is_good(receipt, ended_s if first_s is None else first_s, pace_s)
+        if good:
             self.good.add(())
+        return good
 
     def _count_resumes(self, receipt: Receipt) -> None:
         """Breaks of one stream: each that went on, and the one that did not."""
@@ -419,28 +433,13 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def outcome_of(receipt: Receipt) -> str:
-    """How a request ended. One that was refused because of what its client asked for is its client's error."""
-    outcome, status = receipt.outcome or "", receipt.status
-    if outcome == Outcome.REFUSED._value_ and status is not None and is_clients_fault(status):
-        return Outcome.CLIENT_ERROR._value_
-    return outcome
-
-
-def is_clients_fault(status: int) -> bool:
-    """Whether a status of the router's own says that no replica could have answered such a request."""
-    return 400 <= status < 500 and status != 429
-
-
 def outcomes_at_the_edge(counts: Counts) -> dict[tuple[str, ...], float]:
     """Outcomes of requests that no decision was made about."""
-    faults = sum(total for status, total in counts.rejected.items() if is_clients_fault(status))
-    return {
-        (Outcome.CLIENT_ERROR.value,): faults,
-        (Outcome.REFUSED.value,): sum(counts.rejected.values()) - faults,
-        (Outcome.CANCELLED.value,): counts.left_early,
-        (Outcome.FAILED.value,): counts.broken,
-    }
+    ended = {Outcome.CANCELLED: counts.left_early, Outcome.FAILED: counts.broken}
+    for status, total in counts.rejected.items():
+        outcome = Outcome.of_own_answer(status)
+        ended[outcome] = ended.get(outcome, 0) + total
+    return {(outcome.value,): float(total) for outcome, total in ended.items()}
 
 
 def _is_good(receipt: Receipt, first_s: float, pace_s: float | None) -> bool:

@@ -10,8 +10,10 @@ Blind to  who waits, which replicas are healthy, what the client is told: the di
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan, nan
 
 from estimators import prefetch
+from estimators.cost import SECONDS_PER_HOUR
 from estimators.estimates import Estimates, Estimator
 from estimators.links import Promise
 from estimators.paths import Path
@@ -22,6 +24,7 @@ from policies.base import Choice, Policy
 from router.actions import Ended, Send
 from router.beliefs import Belief, belief_of, tell
 from router.bookings import Booking, Ledger
+from router.busy_time import BusyTime
 from router.experiments import Experiments
 from router.holdings import Holdings
 from router.laps import Laps, Phase
@@ -51,6 +54,7 @@ class Placement:
     room: prefetch.Hold | None  # for it, where a replica has little
     belief: Belief | None  # what it counts on finding
     expected: int | None  # number under which its blocks are expected; None: it leaves none
+    began_s: float  # as `BusyTime` counts the replica's time
     computed: bool = False  # its prefill is over
     trial: bool = False  # it decides whether its replica works again
 
@@ -108,6 +112,7 @@ class Placer:
         self._ledger = ledger
         self._experiments = experiments
         self._laps = laps or Laps()
+        self._busy = BusyTime(view.rows)
 
     def noticed(self, request: RequestFacts, now_s: float) -> None:
         """Traffic is learned of generations, wherever they will run."""
@@ -194,6 +199,7 @@ class Placer:
                 room=room,
                 belief=belief_of(request, held, estimates, choice) if leaves else None,
                 expected=self._holdings.expect(choice.row, request.chain, now_s) if leaves else None,
+                began_s=self._busy.begins(choice.row, now_s),
             ),
         )
         self._laps.end(Phase.BOOK)
@@ -233,6 +239,16 @@ class Placer:
         self._give_back(placement)
         self._learning.ended(booking, now_s)
         self._ledger.release(booking, now_s)
+        self._charge(placement, now_s)
+
+    def _charge(self, placement: Placement, now_s: float) -> None:
+        """Add what it cost to its receipt, where every replica it was at has a price."""
+        row, receipt = placement.booking.row, placement.receipt
+        took_s = self._busy.ends(row, placement.began_s, now_s)
+        usd = took_s * self._view.usd_per_hour.item(row) / SECONDS_PER_HOUR
+        if receipt.attempts > 1:
+            usd += nan if receipt.usd is None else receipt.usd
+        receipt.usd = None if isnan(usd) else usd
 
     def _computed(self, placement: Placement, now_s: float) -> None:
         """Its prefill is over, so its blocks are there; where events come they say it too."""

@@ -107,6 +107,7 @@ class PlainPlacer(Placer):
             room=None,
             belief=None,
             expected=None,
+            began_s=self._busy.begins(choice.row, now_s),
         )
         return Send(
             request=request,
@@ -126,6 +127,7 @@ class PlainPlacer(Placer):
 
     def end(self, placement: Placement, now_s: float) -> None:
         self._view.booked[placement.booking.row] -= 1
+        self._charge(placement, now_s)
 
 
 class NothingEstimated(Estimates):

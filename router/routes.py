@@ -174,6 +174,18 @@ def classify(method: bytes, path: str) -> Route:
     return _classify_plain(method, _plain(path))
 
 
+def template(path: str) -> str | None:
+    """The table's own spelling of a path; None where it is in no row. So few there are that each can be a name.
+
+    >>> template("//v1/completions"), template("/v1/responses/resp_1/cancel"), template("/scan/7")
+    ('/v1/completions', '/v1/responses/*', None)
+    """
+    plain = path if path in _ROWS else _plain(path)
+    if plain in _ROWS:
+        return plain
+    return next((f"{below}*" for below, _ in _BELOW if plain.startswith(below)), None)
+
+
 def stored_id(path: str) -> str:
     """Id of the stored response that a path of class STORED names.
 

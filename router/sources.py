@@ -20,6 +20,7 @@ import aiohttp
 import zmq
 
 from estimators.view import is_nobody
+from router.blocks.config import DirectoryConfig
 from router.directory import Directory
 from router.errors import ConfigError
 from router.fleet import STORE_NAME, Fleet
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 30.0  # between two questions to a replica that named no event source
 STORE_FIRST_SEQ = 1  # the Mooncake master numbers its batches from 1
-GUESSED_BLOCKS = 2048  # taken for the size of a cache that nobody tells: forgets early rather than believe what is gone
-FORGET_AFTER_S = 10.0  # how long a publisher that is gone is believed
 GRACE_S = 30.0  # engines need a moment after they come up before their first event
 _WATCH_PERIOD_S = 1.0
 
@@ -53,7 +52,7 @@ class EventSources:
 
     on_pushed_load : (row, load, now_s) for each report of a load socket; without it load sockets are left alone
     grace_s : how long a replica that is given requests may be silent before an operator is warned
-    forget_after_s : how long what a publisher said is believed once it is not connected, or has not posted, > 0
+    beliefs : how long a publisher that is gone is believed, and what is guessed of a cache that nobody tells of
 
     Raises
     ------
@@ -69,7 +68,7 @@ class EventSources:
         *,
         on_pushed_load: Callable[[int, Load, float], object] | None = None,
         grace_s: float = GRACE_S,
-        forget_after_s: float = FORGET_AFTER_S,
+        beliefs: DirectoryConfig | None = None,
     ) -> None:
         self._fleet = fleet
         self._directory = directory
@@ -95,8 +94,8 @@ class EventSources:
         self._capacities: dict[int, int] = {}  # blocks each replica has room for, by row
         self._served: Counter[str] = Counter()
         self._watch = SourceWatch(grace_s=grace_s, served=lambda name: self._served[name])
-        self._forget_after_s = forget_after_s
-        self._watch_period_s = min(_WATCH_PERIOD_S, grace_s, forget_after_s)
+        self._beliefs = beliefs or DirectoryConfig()
+        self._watch_period_s = min(_WATCH_PERIOD_S, grace_s, self._beliefs.forget_after_s)
         self._watching: asyncio.Task[None] | None = None
         self._intake = intake.Intake(self._pushed_stream)
         self._posted_s: dict[str, float] = {}  # when each publisher that posts last did
@@ -323,7 +322,7 @@ class EventSources:
 
     def _guess(self, row: int) -> None:
         self._guessed.add(row)
-        self._directory.add_routed(row, self._models[row], self._capacities.get(row, GUESSED_BLOCKS))
+        self._directory.add_routed(row, self._models[row], self._capacities.get(row, self._beliefs.guessed_blocks))
 
     def _register(self, row: int, *, one_copy: bool) -> None:
         self._guessed.discard(row)
@@ -362,7 +361,7 @@ class EventSources:
         self, name: str, source: Source, apply: Callable[[Batch], object], cleared: Callable[[], object]
     ) -> None:
         subscriber = EventSubscriber(
-            source, apply, cleared, forget_after_s=self._forget_after_s, clock=self._clock, context=self._zmq
+            source, apply, cleared, forget_after_s=self._beliefs.forget_after_s, clock=self._clock, context=self._zmq
         )
         self.subscribers[name] = subscriber
         subscriber.start()
@@ -498,8 +497,10 @@ class EventSources:
         now_s = self._clock()
         for name, posted in self._intake.streams.items():
             stream = posted.stream
-            if stream.sequence.connected and now_s - self._posted_s[name] > self._forget_after_s:
-                log.warning("%s has posted nothing for %g s: what it said is forgotten", name, self._forget_after_s)
+            if stream.sequence.connected and now_s - self._posted_s[name] > self._beliefs.forget_after_s:
+                log.warning(
+                    "%s has posted nothing for %g s: what it said is forgotten", name, self._beliefs.forget_after_s
+                )
                 stream.sequence.connected = False
                 stream.lose_history()
                 row = None if name == STORE_NAME else self._row(name)

@@ -165,7 +165,7 @@ class Face:
         if broken is not None and broken.after_tokens is None:
             await self._fail_before_head(request, broken)
         chat = isinstance(body, ChatBody)
-        given = body.rid if self._sglang else request.headers.get("x-request-id") or body.request_id
+        given = body.rid if self._sglang else _field(request, "x-request-id") or body.request_id
         base_id = given or uuid.uuid4().hex
         row = self._settings.row + self._rank(request)
         job = EngineRequest(
@@ -203,7 +203,7 @@ class Face:
         named = None
         transfer = body.kv_transfer_params
         if self._settings.listens == "header":
-            named = request.headers.get(SOURCE_HEADER)
+            named = _field(request, SOURCE_HEADER)
         elif self._settings.listens == "body" and transfer is not None and transfer.remote_kv_source is not None:
             named = f"{transfer.remote_kv_source.remote_host}:{transfer.remote_kv_source.remote_port}"
         source = None if named is None else self._addresses.get(named)
@@ -279,7 +279,7 @@ class Face:
 
     def _rank(self, request: web.Request) -> int:
         try:
-            return self._picker.pick(request.headers.get(RANK_HEADER))
+            return self._picker.pick(_field(request, RANK_HEADER))
         except BadRank as exc:
             raise openai_wire.bad_request(str(exc)) from exc
 
@@ -394,6 +394,12 @@ class Face:
 
 def _json(value: Any, *, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type=_JSON, status=status)
+
+
+def _field(request: web.Request, name: str) -> str | None:
+    """A header's value with its bytes as Latin-1, as engines read it; aiohttp takes them for UTF-8."""
+    value = request.headers.get(name)
+    return None if value is None else value.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def _transport(request: web.Request) -> asyncio.WriteTransport:

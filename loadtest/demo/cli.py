@@ -10,6 +10,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -25,6 +27,7 @@ from loadtest.traffic import TrafficRow, read_traffic
 HERE = Path(__file__).parent
 POLICIES = ("round_robin", "ttft", "e2e")
 KEY_ENV = "TFIRST_DEMO_ADMIN_KEY"
+TERMINATED = 128 + signal.SIGTERM  # exit status, as shells give it
 ROUNDS = 20  # of the traffic while it is kept; then it serves whatever comes
 
 
@@ -68,7 +71,13 @@ class DemoCommand:
         except (OSError, EOFError, msgspec.DecodeError) as exc:
             print(f"tfirst demo: {' '.join(str(exc).split())}", file=sys.stderr)
             return 2
-        signal.signal(signal.SIGTERM, end)
+        try:
+            with ended_by_sigterm():
+                return self._play(args, rows, fleet, console)
+        except Terminated:
+            return TERMINATED
+
+    def _play(self, args: argparse.Namespace, rows: list[TrafficRow], fleet: SpeedOf, console: Console) -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="tfirst-demo-") as scratch:
             folder = args.keep_files or Path(scratch)
@@ -91,9 +100,33 @@ class DemoCommand:
         return 1 if failed else 0
 
 
-def end(signum: int, frame: object) -> None:
-    """Leave by the same way as after Ctrl-C, past all that ends the fleet and its router: else they would go on."""
-    sys.exit(128 + signum)
+class Terminated(Exception):
+    """SIGTERM came, and everything that was running has been ended."""
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves by the same way as Ctrl-C, past all that ends the fleet and its router: else they would go on.
+
+    Not by an exception of its own: raised in the middle of a transport, the loop would take it for the transport's.
+    """
+    told: list[int] = []
+
+    def end(signum: int, frame: object) -> None:
+        told.append(signum)
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored behind `&` in a script
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not told:
+            raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if told:
+        raise Terminated
 
 
 def progress_bar(console: Console) -> Progress:

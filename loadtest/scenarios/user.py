@@ -39,6 +39,7 @@ from loadtest.scenarios.prompts import Message
 from loadtest.scenarios.stream_times import StreamTimes
 
 CONNECTIONS = 10_000  # at once, most
+USUAL_KEY = "OPENAI_API_KEY"  # variable whose key is sent where it is set and none is named
 
 
 class AnswerFailed(Exception):
@@ -65,6 +66,7 @@ class Recorder:
     began_s: float = 0.0
     length_s: float = 0.0
     model: str = ""
+    headers: dict[str, str] = field(default_factory=dict)  # of every request
 
     @property
     def options(self) -> Any:
@@ -82,7 +84,8 @@ class Recorder:
         self.began_s = perf_counter()
         if not (self.environment.host or "").startswith(("http://", "https://")):
             raise AnswerFailed("say where to send requests: --host http://HOST:PORT")
-        self.model = self.options.model or served_model(self.client(), self.environment.host or "")
+        self.headers = {"content-type": "application/json", **key_field(self.options.api_key_env)}
+        self.model = self.options.model or served_model(self.client(), self.environment.host or "", self.headers)
 
     def give_up(self, reason: str) -> None:
         """End a run that cannot be made; status 2."""
@@ -124,15 +127,28 @@ class Recorder:
 _RECORDERS: weakref.WeakKeyDictionary[Environment, Recorder] = weakref.WeakKeyDictionary()
 
 
-def served_model(client: HTTPClient, url: str) -> str:
-    """The first model the target lists.
+def key_field(named: str) -> dict[str, str]:
+    """The field that proves who asks; none without a key.
+
+    Raises
+    ------
+    AnswerFailed : the variable `named` has none. "" : none is named, and the usual one may have none
+    """
+    key = os.environ.get(named or USUAL_KEY, "")
+    if named and not key:
+        raise AnswerFailed(f"--api-key-env names {named}, and that variable is not set")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def served_model(client: HTTPClient, url: str, headers: dict[str, str]) -> str:
+    """The first model the target lists to who asks with these fields.
 
     Raises
     ------
     AnswerFailed : it lists none; the message says how to name one.
     """
     try:
-        listed = msgspec.json.decode(client.get(f"{base_path(url)}/v1/models").read())
+        listed = msgspec.json.decode(client.get(f"{base_path(url)}/v1/models", headers=headers).read())
         return str(listed["data"][0]["id"])
     except (OSError, HTTPParseError, msgspec.DecodeError, LookupError, TypeError) as exc:
         raise AnswerFailed(f"/v1/models names no model ({type(exc).__name__}: {exc}); give one with --model") from exc
@@ -210,7 +226,9 @@ def _add_options(parser: LocustArgumentParser) -> None:
     parser.add_argument("--send-deadlines", action="store_true", help="as x-slo-ttft-ms and x-slo-tpot-ms")
     parser.add_argument("--exact-length", action="store_true", help="send ignore_eos, so that answers have full length")
     parser.add_argument("--tenant-header", default="x-tenant", help="field that carries the tenant's name")
-    parser.add_argument("--api-key-env", default="OPENAI_API_KEY", help="variable with the key to send, if any")
+    parser.add_argument(
+        "--api-key-env", default="", help=f"variable with the key to send (default {USUAL_KEY}, if set)"
+    )
     parser.add_argument("--timeout-s", type=positive, default=300.0, help="without a byte, most (default %(default)s)")
     for flag, kind, help_text in (
         ("--warm-up-s", not_negative, "requests before it are not counted"),
@@ -292,9 +310,7 @@ class AskingUser(User):
         )
 
     def _headers_of(self) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
-        if key := os.environ.get(self.options.api_key_env):
-            headers["authorization"] = f"Bearer {key}"
+        headers = dict(self._recorder.headers)
         if self.tenant:
             headers[self.options.tenant_header] = self.tenant
         if self.options.send_deadlines:

@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -27,10 +26,11 @@ from router.gateway import Gateway, admin_key
 from router.http.tls import server_context
 from router.keys import load_keys
 from router.outbound import Outbound
+from router.prompts.production import check_prompts
 from router.rules import label, rule_of
 from router.sources import event_addresses
 from router.telemetry import logs
-from router.telemetry.config import EXPORTER, NOT_INSTALLED, TracingConfig
+from router.telemetry.config import TracingConfig
 
 CUT_SHORT = 130  # exit status when a second signal ended it, as shells give for Ctrl-C
 
@@ -107,17 +107,66 @@ def config_of(args: argparse.Namespace) -> RouterConfig:
 
 
 def show_plan(config: RouterConfig, fleet: Fleet) -> int:
-    """Print what `serve` would do with this configuration."""
-    receipts = config.receipts.path
+    """Print what `serve` would do with this configuration, once it is known that it could."""
+    check_parts(config, fleet)
+    lines, table = plan_lines(config, fleet), replica_table(fleet)
+    console = Console()
+    for line in lines:
+        console.print(line, highlight=False)
+    console.print(table)
+    console.print("The configuration is valid.")
+    return 0
+
+
+def check_parts(config: RouterConfig, fleet: Fleet) -> None:
+    """What `serve` itself would only meet on its way.
+
+    Raises
+    ------
+    ConfigError : a key, a file, a folder or a package is missing, or something cannot be used
+    """
     Outbound(config, fleet)
-    keys = None if config.client_keys is None else load_keys(Path(config.client_keys))
     if config.tls is not None:
         server_context(config.tls)
-    posting = admin_key(config) is not None
     check_other_tiers(config.other_tiers, fleet)
-    addresses = event_addresses(fleet)
+    check_prompts(config.prompts)
+    receipts = config.receipts.path
     if receipts is not None and (Path(receipts).is_dir() or not os.access(Path(receipts).absolute().parent, os.W_OK)):
         raise ConfigError(f"receipts cannot be written to {receipts}")
+    if config.tracing.endpoint is not None:
+        from router.telemetry.provider import exporter_class  # the SDK takes a tenth of a second
+
+        exporter_class()
+
+
+def plan_lines(config: RouterConfig, fleet: Fleet) -> list[str]:
+    """What `serve` would do, by subject."""
+    keys = None if config.client_keys is None else load_keys(Path(config.client_keys))
+    posting = admin_key(config) is not None
+    lines = [f"policy    {label(config.policy)}"]
+    if config.experiment is not None:
+        arms = ", ".join(f"{name} ({label(arm.policy)})" for name, arm in config.experiment.arms.items())
+        lines.append(f"arms      {arms}, by {config.experiment.assign_by}")
+    lines += [
+        f"traffic   {config.host}:{config.port}{' with TLS' if config.tls is not None else ''}",
+        f"clients   {'anybody: no client_keys' if keys is None else f'with a key: {len(keys)} known'}",
+        f"admin     {config.admin_host}:{config.admin_port}",
+        f"prompts   {config.prompts.source}",
+        f"queue     {queue_in_words(config.admission)}",
+        f"POST      /events {'with the admin key' if posting else 'refused: no admin_key_env'}",
+        f"follows   {', '.join(followed(config, fleet)) or 'nothing: the replicas stay as they are'}",
+        f"spans     {spans_in_words(config.tracing)}",
+        f"receipts  {config.receipts.path or 'not written'}",
+        f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}",
+    ]
+    if fleet.says_how_told:
+        lines += [f"told      {replica.name}: {fleet.told_of(replica).shown}" for replica in fleet.replicas]
+    return lines
+
+
+def replica_table(fleet: Fleet) -> Table:
+    """Where the replicas are, and what is known of each."""
+    addresses = event_addresses(fleet)
     table = Table(title="replicas", title_justify="left")
     for column in ("name", "url", "card", "cache events"):
         table.add_column(column, overflow="fold")
@@ -128,27 +177,7 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
             replica.card or "unknown: neutral start values, learned from traffic",
             addresses.get(row, "asked of the replica"),
         )
-    console = Console()
-    console.print(f"policy    {label(config.policy)}", highlight=False)
-    if config.experiment is not None:
-        arms = ", ".join(f"{name} ({label(arm.policy)})" for name, arm in config.experiment.arms.items())
-        console.print(f"arms      {arms}, by {config.experiment.assign_by}")
-    console.print(f"traffic   {config.host}:{config.port}{' with TLS' if config.tls is not None else ''}")
-    console.print(f"clients   {'anybody: no client_keys' if keys is None else f'with a key: {len(keys)} known'}")
-    console.print(f"admin     {config.admin_host}:{config.admin_port}")
-    console.print(f"prompts   {config.prompts.source}")
-    console.print(f"queue     {queue_in_words(config.admission)}")
-    console.print(f"POST      /events {'with the admin key' if posting else 'refused: no admin_key_env'}")
-    console.print(f"follows   {', '.join(followed(config, fleet)) or 'nothing: the replicas stay as they are'}")
-    console.print(f"spans     {spans_in_words(config.tracing)}")
-    console.print(f"receipts  {receipts or 'not written'}")
-    console.print(f"store     {fleet.store.events or 'without events' if fleet.store else 'none'}")
-    if fleet.says_how_told:
-        for replica in fleet.replicas:
-            console.print(f"told      {replica.name}: {fleet.told_of(replica).shown}")
-    console.print(table)
-    console.print("The configuration is valid.")
-    return 0
+    return table
 
 
 def queue_in_words(config: AdmissionConfig) -> str:
@@ -164,8 +193,6 @@ def spans_in_words(tracing: TracingConfig) -> str:
     """Where `tracing` sends spans, for an operator."""
     if tracing.endpoint is None:
         return "none: tracing names no endpoint"
-    if find_spec(EXPORTER) is None:
-        raise ConfigError(NOT_INSTALLED)
     return f"of {tracing.share:.0%} of requests, and of what clients sample, to {tracing.endpoint}"
 
 

@@ -97,8 +97,7 @@ class Following:
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
         await self._names.stop()
 
     def reports(self) -> list[ListReport]:
@@ -124,8 +123,9 @@ class Following:
                 self.apply_now()
             except Exception:  # the top of this task: a list nobody foresaw must not end all later ones
                 log.exception("the replicas could not be brought in line with their lists; trying again")
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), self._look_every_s)
+            with suppress(TimeoutError):  # not `wait_for`: before 3.12 it can lose the cancellation of `stop`
+                async with asyncio.timeout(self._look_every_s):
+                    await self._asked.wait()
 
     async def _read(self) -> None:
         """Ask all sources that are due, then all names."""
@@ -141,7 +141,8 @@ class Following:
         followed.read_at_s = self._clock()
         had_failed = followed.kept.failure is not None
         try:
-            replicas = await asyncio.wait_for(followed.source.read(), self._read_limit_s)
+            async with asyncio.timeout(self._read_limit_s):
+                replicas = await followed.source.read()
         except NoList as exc:
             reason = str(exc)
         except TimeoutError:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Hold, Refuse, Send
+from router.actions import Action, Cause, Ended, Hold, Outcome, Refuse, Send
 from router.errors import ReplicaUnreachable
 from router.http.along import Along, along, cause_for_another, ended_as, show_head
 from router.http.contract import Endpoint, Read, Rewritten
@@ -32,6 +32,7 @@ from router.http.retry_after import retry_after_s
 from router.http.shared import Shared
 from router.http.splice import UsageSwallower, with_members
 from router.http.upstream import UpstreamConnection
+from router.request_ids import clients_own
 from router.routes import Route, stored_id
 from router.telemetry.logs import about
 
@@ -146,7 +147,7 @@ class Exchange:
             self._swallows_usage = read.swallows_usage
         if facts.continues or self._head.route is Route.STORED:
             facts = self._where_stored(facts)
-        self._request_id = self._head.get(b"x-request-id") or field_value(facts.request_id)
+        self._request_id = field_value(facts.request_id)
         self._own_id = facts.own_id
         self._obey(self._ask(self._shared.decider.arrived, facts))
 
@@ -193,8 +194,8 @@ class Exchange:
 
     def has_id(self, wanted: str) -> bool:
         """Whether its client or its engine knows it by this id."""
-        request_id = self._request_id or self._head.get(b"x-request-id") or b""
-        return wanted in (self._own_id, self._answer_id.decode("latin-1"), request_id.decode("latin-1"))
+        request_id = self._request_id.decode("latin-1") or clients_own(self._head.get(b"x-request-id"))
+        return wanted in (self._own_id, self._answer_id.decode("latin-1"), request_id)
 
     def runs_as(self, wanted: str) -> Endpoint | None:
         """Where an engine runs it under this id; None while none does, or under another."""
@@ -399,8 +400,10 @@ class Exchange:
         """Let go of whatever is under way, in any phase. cause : None: the client left"""
         self._stop_clock()
         if self._reading is not None:
+            refuse = None if cause is None else _STOPPING if cause is Cause.STOPPING else _TOO_LONG
+            self._head.given_up = Outcome.CANCELLED if refuse is None else Outcome.of_own_answer(refuse.status)
             self._reading.cancel()
-            self._not_placed(None if cause is None else _TOO_LONG)
+            self._not_placed(refuse)
         if self._connecting is not None:
             self._connecting.cancel()
         self._drop_upstream()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from router.actions import Outcome
 from router.errors import RequestUnacceptable
 from router.routes import Route
 
@@ -58,6 +59,7 @@ class RequestHead:
     upgrade : b"websocket" when it asks to switch to that, b"" otherwise
     client : name of the key that let it in; set by who asked for one
     began_s : when its first part came, on the port's clock; None where it came whole
+    given_up : how it ended where its exchange gave up the reading of its prompt; None: it did not
     trace : of who follows it; opaque
     """
 
@@ -72,6 +74,7 @@ class RequestHead:
     upgrade: bytes = b""
     client: str = ""
     began_s: float | None = field(default=None, repr=False, compare=False)
+    given_up: Outcome | None = field(default=None, repr=False, compare=False)
     trace: object = field(default=None, repr=False, compare=False)
     _firsts: dict[bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -169,6 +172,7 @@ def upstream_head(
     host : its Host value
     prefix : path of its base URL, without a slash at the end; b"" for most
     body_bytes : length of the whole body, >= 0
+    request_id : the only one that it has
     """
     seen: dict[bytes, bytes] = {}
     noted = _noted_with(drops) if drops else _REQUEST_NOTED
@@ -179,6 +183,8 @@ def upstream_head(
     parts = [head.method, b" ", prefix, head.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
     for lower, name, value in head.headers:
         if lower in noted:
+            if lower == b"x-request-id" and (value != request_id or lower in seen):
+                continue  # one that is not kept, or a second one
             if lower not in _ADDED_WHEN_MISSING or lower in head.named:
                 seen[lower] = seen[lower] + b", " + value if lower in seen else value
                 continue

@@ -5,13 +5,13 @@ Source    OpenAI's nested error object (vLLM since 0.10.2); Anthropic's on its M
 
 from __future__ import annotations
 
-import uuid
 from http import HTTPStatus
 
 import msgspec
 
 from router.actions import Refuse
-from router.http.head import RequestHead, field_value
+from router.http.head import RequestHead
+from router.request_ids import kept_or_made
 
 _ANTHROPIC_KINDS = {
     400: "invalid_request_error",
@@ -70,8 +70,8 @@ def refusal(refuse: Refuse, head: RequestHead, *, request_id: bytes, closing: bo
 
 
 def request_id_of(head: RequestHead) -> bytes:
-    """The client's own request id, or a new one."""
-    return head.get(b"x-request-id") or field_value(uuid.uuid4().hex)
+    """What a request goes by that no prompt reader has named: see `router.request_ids`."""
+    return kept_or_made(head.get(b"x-request-id")).encode("ascii")
 
 
 def _openai(refuse: Refuse, request_id: bytes) -> dict[str, object]:

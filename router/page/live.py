@@ -123,7 +123,7 @@ class Live:
             return  # nothing was decided
         at = receipt.arrived_at + (receipt.ended_s or 0.0)
         choice, late = receipt.choice, was_late(receipt)
-        self._count(at, "refused" if receipt.reason is None else "unknown" if choice is None else choice.path)
+        self._count(at, "refused" if receipt.reason is None else receipt.path or "unknown")
         if receipt.reason is not None and not receipt.override:
             self.lines.append(_line(change, receipt, choice, late))
         notable = late is True or is_notable(receipt)
@@ -183,7 +183,7 @@ def _line(change: int, receipt: Receipt, choice: Candidate | None, late: bool | 
         change,
         receipt.arm or "",
         receipt.policy,
-        "unknown" if choice is None else choice.path,
+        receipt.path or "unknown",
         receipt.outcome or "",
         None if choice is None else choice.expected_s,
         None if choice is None else choice.first_token_p90_s,

@@ -95,14 +95,9 @@ class Prompts:
         ------
         ConfigError : a package or a file of the tokenizer is missing
         """
-        if self._config.source != "local":
-            return
-        missing = missing_packages()
-        if missing:
-            raise ConfigError(
-                f"prompts.source is local, which needs {' and '.join(missing)}: pip install 'tfirst[tokenizers]'"
-            )
-        await self._workers.start()
+        check_prompts(self._config)
+        if self._config.source == "local":
+            await self._workers.start()
 
     async def stop(self) -> None:
         """End reads, comparisons and processes."""
@@ -162,6 +157,16 @@ class Prompts:
 
     def _source(self) -> TokenSource | None:
         return self._workers if self._config.source == "local" else self._engine
+
+
+def check_prompts(config: PromptConfig) -> None:
+    """Raises ConfigError where prompts are to be tokenised here, and a package or the tokenizer's name is missing."""
+    missing = missing_packages() if config.source == "local" else []
+    if missing:
+        raise ConfigError(
+            f"prompts.source is local, which needs {' and '.join(missing)}: pip install 'tfirst[tokenizers]'"
+        )
+    load_of(config)
 
 
 def load_of(config: PromptConfig) -> Load:

@@ -7,7 +7,6 @@ rather than guess, and the engine remains the judge of every field not needed he
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -32,6 +31,7 @@ from router.prompts.body import (
 from router.prompts.forms import text_parts
 from router.prompts.sizes import CharactersPerToken, characters_of
 from router.prompts.wishes import Wishes, wishes_of
+from router.request_ids import kept_or_made
 from router.routes import Route, classify
 from router.tokenizing.asked import Form, Tokenised, Wanted, tokenised
 from router.tokenizing.chunks import BLOCKS_IN_A_CHUNK, chunk_chain
@@ -128,7 +128,7 @@ class PromptReader:
         model = fields.model or ""
         base, adapter = self._names.resolve(model)
         root = root_of(base, adapter, salt_of(fields), self.block_tokens)
-        return Question(head, fields, request_id_of(head), model, base, root, wishes)
+        return Question(head, fields, kept_or_made(head.get(b"x-request-id")), model, base, root, wishes)
 
     def by_ids(self, question: Question, ids: memoryview) -> RequestFacts | Refuse | None:
         """Facts of a prompt given as token ids; None when they are something else after all."""
@@ -183,7 +183,7 @@ class PromptReader:
     def without_prompt(self, head: Head, model: str) -> RequestFacts:
         """Facts of a request that runs no prefill."""
         return RequestFacts(
-            request_id=request_id_of(head),
+            request_id=kept_or_made(head.get(b"x-request-id")),
             model=model,
             generates=False,
             explain=head.get(b"x-tfirst-explain") == b"1",
@@ -265,11 +265,6 @@ def ids_in_sample(ids: memoryview) -> int:
     """About how many token ids a long JSON list holds, from its beginning."""
     sample = bytes(ids[:_SAMPLE_BYTES])
     return max(1, sample.count(b",") * len(ids) // max(1, len(sample)))
-
-
-def request_id_of(head: Head) -> str:
-    """The client's id of a request, or a new one."""
-    return text_of(head.get(b"x-request-id")) or os.urandom(16).hex()
 
 
 def session_of(head: Head, said: object) -> str | None:

@@ -18,6 +18,7 @@ MOST_S = 1e12  # thirty thousand years; either way, since some times are differe
 MOST_TOKENS = 2**31
 Seconds = Annotated[float, msgspec.Meta(ge=-MOST_S, le=MOST_S)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Money = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Bytes = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 MeanTokens = Annotated[float, msgspec.Meta(ge=0, le=MOST_TOKENS)]
@@ -108,6 +109,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     output_tokens: Tokens | None = None
     events: Tokens | None = None  # of a stream, from its first token on: about one for each output token
     cached_tokens: Tokens | None = None  # as the engine reported
+    usd: Money | None = None  # its part of the busy time of the replicas it was at; None: one of them has no price
     arm: str | None = None  # of the experiment it was part of
     arm_share: Share | None = None  # of all units that this arm was meant to get
     unit: str | None = None  # hash of what it was assigned by: requests of one session share it
@@ -130,6 +132,12 @@ class Receipt(msgspec.Struct, kw_only=True):
     def choice(self) -> Candidate | None:
         """The chosen candidate; None when nothing was chosen."""
         return None if self.chosen is None else self.candidates[self.chosen]
+
+    @property
+    def path(self) -> str | None:
+        """How its prompt's state was to get there; None where nothing was estimated, or there is no prompt."""
+        choice = self.choice
+        return None if choice is None or not self.prompt_tokens else choice.path
 
     @property
     def waited_s(self) -> float | None:

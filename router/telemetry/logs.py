@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 from router.receipts import Receipt
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
+TALKATIVE = ("urllib3", "opentelemetry")  # they say of every batch of spans that it was sent, or was not
+EVERY_S = 60.0  # a line of each of them
 
 _FACTS = "facts"
 _requests = logging.getLogger("router.requests")
@@ -45,7 +48,7 @@ def facts_of(receipt: Receipt) -> dict[str, Any]:
         "status": receipt.status,
         "client": receipt.client,
         "replica": None if choice is None else choice.replica,
-        "path": None if choice is None else choice.path,
+        "path": receipt.path,
         "reason": receipt.reason,
         "attempts": receipt.attempts,
         "tried": receipt.tried or None,
@@ -88,8 +91,27 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class Seldom(logging.Filter):
+    """Lets one line through in `EVERY_S` of each logger of those who would say the same of every batch of spans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(TALKATIVE):
+            return True
+        if record.created - self._last_s.get(record.name, -inf) < EVERY_S:
+            return False
+        self._last_s[record.name] = record.created
+        return True
+
+
 def set_up(level: str, form: str) -> None:
     """Log to standard error from now on. level : one of LEVELS; form : one of FORMATS"""
     handler = logging.StreamHandler()
+    handler.addFilter(Seldom())
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))

@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 )
 
 from estimators.request import RequestFacts
-from router.actions import Action, Cause, Ended, Hold, Refuse, Send
+from router.actions import Action, Cause, Ended, Hold, Outcome, Refuse, Send
 from router.http.contract import Decider, PromptReader, Read, Rewritten
 from router.http.head import RequestHead
 from router.laps import Lap, TimedLaps
@@ -38,13 +38,15 @@ from router.telemetry.trace import (
     Attributes,
     Passing,
     Trace,
+    asked_of,
+    attempt_of,
     broken,
     choice_of,
     ended,
     facts_of,
+    given_up,
     operation_of,
     refused,
-    server_of,
     set_known,
 )
 
@@ -52,7 +54,7 @@ from router.telemetry.trace import (
 class Tracing:
     """Makes spans. share : of requests whose clients do not say, 0..1; rng : draws which
 
-    laps : of decisions, if anybody keeps them; clock : the traffic port's
+    laps : of decisions, if anybody keeps them; clock, scheme : the traffic port's
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Tracing:
         rng: Random,
         laps: TimedLaps | None = None,
         clock: Callable[[], float] = monotonic,
+        scheme: str = "http",
     ) -> None:
         self._clock = clock
+        self._scheme = scheme
         self._tracer = tracer
         self._share = share
         self._rng = rng
@@ -80,7 +84,7 @@ class Tracing:
             if not isinstance(follows, Trace):
                 answer = read(head, body)
                 return _mark_later(answer, follows) if isinstance(answer, asyncio.Future) else _marked(answer, follows)
-            reading = Reading(follows, self._child(follows, "router.tokenise"), again=again)
+            reading = Reading(head, follows, self._child(follows, "router.tokenise"), again=again)
             try:
                 answer = read(head, body)
             except BaseException as exc:
@@ -105,17 +109,19 @@ class Tracing:
             flags = TraceFlags(TraceFlags.SAMPLED)
             remote = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
             context = set_span_in_context(NonRecordingSpan(remote))
-        attributes = {"http.request.method": head.method.decode("latin-1"), "url.path": head.path}
+        attributes = asked_of(head, scheme=self._scheme)
+        method, route = str(attributes["http.request.method"]), attributes.get("http.route")
+        name = "HTTP" if method == "_OTHER" else method
         now_ns = time_ns()
         begun_ns = now_ns if head.began_s is None else now_ns - int(1e9 * (self._clock() - head.began_s))
         root = self._tracer.start_span(
-            attributes["http.request.method"],
+            name if route is None else f"{name} {route!s}",
             context=context,
             kind=SpanKind.SERVER,
             attributes=attributes,
             start_time=begun_ns,
         )
-        trace = Trace(root)
+        trace = Trace(root, method)
         self._child(trace, "router.receive", start_ns=begun_ns).end(now_ns)
         return trace
 
@@ -167,12 +173,13 @@ class Tracing:
             trace.queue = None
         if isinstance(action, Send):
             self._sent(trace, action)
+        elif action.held is not None and action.held.request.sent_tokens is not None:
+            given_up(trace, Outcome.FAILED, Cause.BROKEN)  # the rest of a stream: its client sees no answer of ours
         else:
             refused(trace, action)
 
     def _sent(self, trace: Trace, send: Send) -> None:
-        attributes = {**server_of(send.base_url), "tfirst.attempt": send.attempt, **choice_of(send)}
-        trace.attempt = self._child(trace, "router.attempt", attributes, kind=SpanKind.CLIENT)
+        trace.attempt = self._child(trace, "router.attempt", attempt_of(send, trace.method), kind=SpanKind.CLIENT)
         trace.part = self._child(trace, "router.first_token", of=trace.attempt)
         context = trace.attempt.get_span_context()
         send.extra_headers.append((TRACEPARENT, traceparent(context.trace_id, context.span_id, sampled=True)))
@@ -200,7 +207,9 @@ class _TracedDecider:
         if not isinstance(trace, Trace):
             return self._told(self._decider.arrived(request, now_s))
         set_known(trace.root, facts_of(request))
-        trace.root.update_name(f"{operation_of(request)} {request.model}")
+        operation = operation_of(request)
+        if operation is not None:
+            trace.root.update_name(f"{operation} {request.model}")
         actions = self._decided(trace, lambda: self._decider.arrived(request, now_s))
         for action in actions:
             if isinstance(action, Refuse) and action.held is None:
@@ -223,7 +232,8 @@ class _TracedDecider:
             return self._told(actions)  # still open: its own answer is relayed
         trace.end_attempt(cause)
         if receipt.outcome is not None:
-            ended(trace, receipt)
+            own = [action.status for action in actions if isinstance(action, Refuse) and action.held is None]
+            ended(trace, receipt, own_status=own[0] if own and not receipt.resumes else None)
         return self._told(actions)
 
     def first_token(self, sent: Send, now_s: float) -> list[Action]:
@@ -244,8 +254,7 @@ class _TracedDecider:
         actions = self._decider.left(hold, now_s, cause=cause)
         trace = hold.request.trace
         if isinstance(trace, Trace):
-            set_known(trace.root, {"tfirst.outcome": "cancelled" if cause is None else "failed"})
-            trace.close()
+            given_up(trace, Outcome.CANCELLED if cause is None else Outcome.FAILED, cause)
         return self._told(actions)
 
     def due(self, now_s: float) -> list[Action]:
@@ -282,7 +291,8 @@ class _TracedDecider:
 class Reading:
     """One reading of a prompt. again : it reads the rest of a stream, whose request goes on whatever becomes of it"""
 
-    def __init__(self, trace: Trace, span: Span, *, again: bool) -> None:
+    def __init__(self, head: RequestHead, trace: Trace, span: Span, *, again: bool) -> None:
+        self._head = head
         self._trace = trace
         self._span = span
         self._again = again
@@ -309,8 +319,7 @@ class Reading:
         if answer.cancelled():
             self._span.end()
             if not self._again:
-                self._trace.root.set_attribute("tfirst.outcome", "cancelled")
-                self._trace.close()
+                given_up(self._trace, self._head.given_up or Outcome.REFUSED)  # else by who reads: the router stops
         elif (exc := answer.exception()) is not None:
             self.broke(exc)
         else:

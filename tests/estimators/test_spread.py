@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimators.spread import LEAST_SCALE, WIDE_SCALE, ResidualSpread
+from estimators.spread import LARGEST_SCALE, LEAST_SCALE, WIDE_SCALE, ResidualSpread, widened
+from estimators.view import FleetView
+from tests.builders import a_fleet
 
 NAMES = ("a", "b", "c")
 
@@ -225,3 +227,68 @@ def test_rows_that_are_nobodys_are_not_in_the_state() -> None:
     last_s = teach(spread, [0.4] * 5)
     spread.name(0, "(left 0)")
     assert spread.state(last_s)["replicas"] == {}
+
+
+# Silence
+
+
+def a_view(*reported_s: float, fresh_s: float = 2.0) -> FleetView:
+    view = a_fleet(*["A100"] * len(reported_s))
+    view.sampled_at_s[:] = reported_s
+    view.oldest_report_s = float(np.fmin.reduce(view.sampled_at_s))
+    view.fresh_s = fresh_s
+    return view
+
+
+def test_fresh_reports_change_nothing_and_cost_nothing() -> None:
+    spread = ResidualSpread(NAMES)
+    now_s = teach(spread, logistic(1, centre=0.0, scale=0.1))
+    assert spread.scale_at(a_view(now_s, now_s - 1.9, math.nan), now_s) is spread.scale(now_s)
+    assert spread.scale_at(a_view(math.nan, math.nan, math.nan), now_s) is spread.scale(now_s)
+
+
+def test_who_stopped_reporting_is_read_wider_the_longer_it_is_silent_and_nobody_else_is() -> None:
+    spread = ResidualSpread(NAMES)
+    now_s = teach(spread, logistic(1, centre=0.0, scale=0.1)) + 600.0
+    usual = spread.scale(now_s)
+    widths = [
+        spread.scale_at(a_view(now_s, now_s - silent_s, math.nan), now_s).tolist()
+        for silent_s in (1.0, 3.0, 10.0, 60.0, 1e6)
+    ]
+    column = [width[1] for width in widths]
+    assert column == sorted(column)
+    assert column[0] == usual[1] < column[1]
+    assert column[-1] == pytest.approx(WIDE_SCALE)
+    assert all(width[0] == usual[0] and width[2] == usual[2] for width in widths)
+
+
+def test_a_first_token_is_word_of_a_replica_too() -> None:
+    spread = ResidualSpread(NAMES)
+    last_s = teach(spread, logistic(1, centre=0.0, scale=0.1), row=1)
+    silent = a_view(last_s - 300.0, last_s - 300.0, last_s - 300.0)
+    wide = spread.scale_at(silent, last_s + 1.0)
+    usual = spread.scale(last_s + 1.0)
+    assert wide[1] == usual[1]
+    assert wide[0] > usual[0]
+
+
+def test_reports_far_apart_are_old_later() -> None:
+    spread = ResidualSpread(NAMES)
+    now_s = teach(spread, logistic(1, centre=0.0, scale=0.1))
+    seldom = a_view(now_s, now_s - 15.0, now_s, fresh_s=20.0)
+    assert spread.scale_at(seldom, now_s) is spread.scale(now_s)
+
+
+@given(
+    st.lists(st.floats(LEAST_SCALE, LARGEST_SCALE), min_size=1, max_size=5),
+    st.floats(0.0, 1e9),
+    st.floats(0.0, 1e3),
+)
+def test_silence_never_narrows_and_never_makes_wider_than_an_unknown_replica(
+    scales: list[float], silent_s: float, fresh_s: float
+) -> None:
+    scale = np.array(scales)
+    found = widened(scale, silent_s=np.full(len(scales), silent_s), fresh_s=fresh_s)
+    assert np.all(found >= scale * (1 - 1e-12))
+    assert np.all(found <= np.maximum(scale, WIDE_SCALE) * (1 + 1e-12))
+    assert widened(scale, silent_s=np.full(len(scales), np.nan), fresh_s=fresh_s).tolist() == scales

@@ -26,6 +26,7 @@ from router.assemble import (
     prefetch_space,
     routes_of,
 )
+from router.blocks.config import DirectoryConfig
 from router.config import RouterConfig
 from router.errors import ConfigError
 from router.fleet import Fleet, ReplicaSpec, fleet_of_urls
@@ -61,8 +62,8 @@ def a_fleet_file(*sections: str) -> Fleet:
     return fleet
 
 
-def assembled(fleet: Fleet, **changes: Any) -> Core:
-    return assemble(RouterConfig(), fleet, on_receipt=lambda receipt: None, **changes)
+def assembled(fleet: Fleet, *, config: RouterConfig | None = None, **changes: Any) -> Core:
+    return assemble(config or RouterConfig(), fleet, on_receipt=lambda receipt: None, **changes)
 
 
 def crossed(routes: Routes, stages: Any, size_bytes: float) -> tuple[float, float]:
@@ -233,6 +234,20 @@ def test_a_policy_that_does_not_exist_stops_the_start() -> None:
 
 
 # All of it together
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [({}, [256, 256]), ({"source_blocks": 100}, [100, 100]), ({"blocks": 100}, [0, 100])],
+    ids=["usual", "of one source", "of all"],
+)
+def test_the_configuration_bounds_what_is_believed(limits: dict[str, int], kept: list[int]) -> None:
+    core = assembled(a_fleet_file(), config=RouterConfig(directory=DirectoryConfig(**limits)))
+    for row in range(2):
+        core.directory.add_source(row, MODEL)
+        core.directory.apply(row, batch(stored(P, 1)), float(row))
+    held = core.directory.match(chain_of(P)).hbm_blocks.tolist()
+    assert held[:2] == kept
 
 
 def test_what_the_directory_knows_is_promised_on_the_network_and_on_that_replicas_host_link() -> None:

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from router.admission import AdmissionConfig
 from router.cli.main import main
 from router.cli.serve import queue_in_words
 from router.keys import key_line, parse_keys
+from router.telemetry import provider
 
 
 def tfirst(*arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -27,6 +30,16 @@ def tfirst(*arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProc
         timeout=timeout_s,
         check=False,
     )
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed in the end, so that one that does not stop fails its test."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
@@ -114,15 +127,27 @@ def test_check_shows_where_each_rank_of_a_url_is_listened_to(
         ("admin_key_env: NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE, which holds no usable key"),
         ("other_tiers: {written_store: {}}", "the fleet file has no `store`"),
         ("other_tiers: {look_up: {service: controller, url: nowhere, model: m}}", "not a replica URL"),
+        ("prompts: {source: local}", "name the model's directory in prompts.tokenizer"),
+        ("tracing: {endpoint: 'http://collector:4318/v1/traces'}", "tracing.endpoint needs the extra otlp"),
     ],
 )
 def test_check_finds_a_section_that_would_stop_the_start(
-    section: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    section: str,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(provider, "import_module", missing)
     config = tmp_path / "router.yaml"
     config.write_text(f"worker_urls: ['{URL}']\n{section}\n")
     assert main(["serve", "--config", str(config), "--check"]) == 2
-    assert sentence in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.out == "", "no part of a plan that cannot be carried out"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +255,7 @@ def test_sighup_reads_the_keys_again_and_the_router_goes_on(tmp_path: Path) -> N
         f"{{worker_urls: ['{URL}'], host: 127.0.0.1, port: 0, admin_host: 127.0.0.1, admin_port: 0, client_keys: keys}}"
     )
     command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(tmp_path / "tfirst.yaml")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with running(command) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         while not process.stdout.readline().startswith("admin"):
@@ -247,7 +272,7 @@ def test_sighup_takes_over_other_arms_and_keeps_the_old_ones_when_it_cannot(tmp_
     ports = f"worker_urls: ['{URL}'], host: 127.0.0.1, port: 0, admin_host: 127.0.0.1, admin_port: 0"
     file.write_text(f"{{{ports}, experiment: {{arms: {{a: {{}}}}}}}}")
     command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with running(command) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         while not process.stdout.readline().startswith("admin"):
@@ -268,7 +293,7 @@ def test_sighup_takes_over_other_arms_and_keeps_the_old_ones_when_it_cannot(tmp_
 def test_a_signal_ends_the_router_cleanly_even_with_no_replica_up(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "router.cli.main", "serve", "--worker-urls", URL, "--host", "127.0.0.1"]
     command += ["--admin-host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--log-level", "error"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with running(command) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         while not process.stdout.readline().startswith("admin"):

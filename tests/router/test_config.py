@@ -48,11 +48,32 @@ def test_an_empty_configuration_is_the_defaults() -> None:
         ("model_aliases: {a: 1}", "model_aliases"),
         ("tls: {key: k.pem}", "certificate"),
         ("upstream_tls: {verfy: false}", "verfy"),
+        ("stop_delay_s: .inf", "stop_delay_s is inf; it must be a finite number"),
+        ("time_outs: {total_s: .inf}", "time_outs.total_s is inf"),
+        ("admission: {shares: {a: .inf}}", "admission.shares.a is inf"),
+        ("tracing: 7", "tracing"),
+        ("tracing: {endpoint: 'collector:4318'}", "tracing.endpoint"),
+        ("tracing: {endpoint: 'ftp://c/v1/traces'}", "tracing.endpoint"),
+        ("tracing: {endpoint: 'http://user:pw@c/v1/traces'}", "tracing.endpoint"),
+        ("tracing: {endpoint: 'http://c/v1/traces?key=1'}", "tracing.endpoint"),
+        ("tracing: {endpoint: 'http://c:99999/v1/traces'}", "names no host and port"),
+        ("tracing: {endpoint: 'http://c:x/v1/traces'}", "names no host and port"),
+        ("tracing: {endpoint: 'http://[::1/v1/traces'}", "names no host and port"),
+        ("tracing: {share: 1.5}", "tracing.share"),
+        ("tracing: {timeout_s: .inf}", "tracing.timeout_s"),
+        ("tracing: {service_name: ''}", "tracing.service_name"),
     ],
 )
 def test_an_unknown_key_or_a_bad_value_is_named(text: str, names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         parse_config(text)
+
+
+def test_what_a_rule_or_a_template_is_given_is_theirs_to_judge() -> None:
+    config = parse_config(
+        "policy: {settings: {slo_ttft_ms: .inf}}\nprompts: {template_arguments: {a: [.inf, {b: .nan}]}}"
+    )
+    assert config.policy.settings == {"slo_ttft_ms": float("inf")}
 
 
 def test_a_relative_fleet_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_rule_that_cannot_be_had_is_refused_and_counted_once(client: str, poli
     refusal = only_refusal(bench.dispatcher.arrived(a_request(client=client, policy=policy), 0.0))
     assert refusal.status == status
     (receipt,) = bench.receipts
-    assert (receipt.outcome, receipt.cause, receipt.status) == ("refused", "override", status)
+    assert (receipt.outcome, receipt.cause, receipt.status) == ("client_error", "override", status)
     assert bench.dispatcher.in_flight == 0
 
 

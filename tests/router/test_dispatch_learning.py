@@ -319,3 +319,22 @@ def test_a_receipt_says_from_when_on_a_replica_is_calibrated() -> None:
     assert said[-1] == ["calibrated", "uncalibrated"]
     first = next(number for number, (one, _) in enumerate(said) if one == "calibrated")
     assert CALIBRATED_SAMPLES <= first <= CALIBRATED_SAMPLES + 1
+
+
+def test_a_replica_that_stopped_reporting_has_later_quantiles_and_the_same_mean() -> None:
+    bench = Bench("A100", "A100", policy="p99", doubts=True)
+    for row in (0, 1):
+        bench.report(row, running=0.0, waiting=0.0, sent_s=0.0)
+    fresh = bench.chosen(1.0)
+    assert fresh.replica == bench.view.names[0], "of two that are alike the first"
+    bench.report(1, running=0.0, waiting=0.0, sent_s=60.0)
+    told = bench.chosen(60.2)
+    assert told.replica == bench.view.names[1]
+    bench.dispatcher.replica_down(1)
+    silent = bench.chosen(60.2)
+    assert silent.replica == bench.view.names[0]
+    assert silent.expected_s == told.expected_s == fresh.expected_s
+    assert silent.first_token_p99_s is not None
+    assert told.first_token_p99_s is not None
+    assert silent.first_token_p99_s > 1.5 * told.first_token_p99_s
+    assert told.first_token_p99_s == fresh.first_token_p99_s

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.http.shared import Counts
-from router.metrics import QUANTILES, REGRET_EVERY, Metrics, outcomes_at_the_edge
+from router.metrics import FORECASTS, REGRET_EVERY, Metrics, outcomes_at_the_edge
 from router.receipts import Candidate, Receipt
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +119,9 @@ def test_a_quantile_that_passes_without_a_first_token_is_missed(
     changes: dict[str, Any], held: tuple[str | None, ...]
 ) -> None:
     metrics = counted(a_receipt(**changes))
-    for quantile, result in zip(QUANTILES, held, strict=True):
+    for forecast, result in zip(FORECASTS, held, strict=True):
         for one in ("covered", "missed"):
-            found = sample(metrics, "tfirst_forecasts_total", quantile=quantile, result=one)
+            found = sample(metrics, "tfirst_forecasts_total", forecast=forecast, result=one)
             assert found == (one == result)
 
 
@@ -143,7 +143,8 @@ def test_an_answer_is_good_when_it_met_the_deadlines_it_had(changes: dict[str, A
 
 def test_what_no_replica_could_have_answered_is_the_clients_error_and_has_its_cause_all_the_same() -> None:
     nothing: dict[str, Any] = {"candidates": [], "chosen": None, "reason": None, "outcome": "refused", "attempts": 0}
-    unknown = a_receipt(**nothing, cause="unknown_model", status=404, first_token_s=None)
+    nobodys: dict[str, Any] = {**nothing, "outcome": "client_error"}
+    unknown = a_receipt(**nobodys, cause="unknown_model", status=404, first_token_s=None)
     full = a_receipt(**nothing, cause="queue_full", status=429, first_token_s=None)
     metrics = counted(unknown, full)
     assert sample(metrics, "tfirst_requests_total", outcome="client_error") == 1
@@ -171,6 +172,14 @@ def test_what_ends_at_the_edge_has_outcomes_that_add_up_to_what_was_received() -
     assert sum(outcomes.values()) == counts.received
     assert outcomes[("client_error",)] == 3
     assert outcomes[("refused",)] == 2
+
+
+def test_a_request_without_a_prompt_takes_no_path() -> None:
+    relayed = {"prompt_tokens": 0, "streamed": False, "first_token_s": None}
+    metrics = counted(a_receipt(a_candidate(path="recompute", local_tokens=0, fetched_tokens=0), **relayed))
+    assert sample(metrics, "tfirst_choices_total", path="unknown", reason="lowest_estimate") == 1
+    assert sample(metrics, "tfirst_choices_total", path="recompute", reason="lowest_estimate") is None
+    assert sample(metrics, "tfirst_prompt_tokens_total", source="recompute") == 0
 
 
 def test_regret_is_worked_out_for_one_request_in_so_many() -> None:

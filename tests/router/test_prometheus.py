@@ -190,6 +190,22 @@ def test_alert_rules_and_the_shipped_configuration_are_valid() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@needs_prometheus
+async def test_what_a_router_shows_is_what_prometheus_wants_names_and_labels_to_be() -> None:
+    async with a_busy_router() as gateway, aiohttp.ClientSession() as client:
+        busy = asyncio.ensure_future(traffic(gateway))
+        try:
+            await until(lambda: gateway._metrics.requests.totals[("ok",)] > 0)
+            async with client.get(f"http://127.0.0.1:{gateway.admin_port}/metrics") as response:
+                text = await response.read()
+        finally:
+            busy.cancel()
+            await asyncio.gather(busy, return_exceptions=True)
+    assert PROMTOOL is not None
+    done = await asyncio.to_thread(subprocess.run, [PROMTOOL, "check", "metrics"], input=text, capture_output=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
 FIRES = {
     "TfirstNoReplica": ('tfirst_replica_up{instance="r",replica="a"}', "0x40"),
     "TfirstBreakerOpen": ('tfirst_replica_health{instance="r",replica="a",state="open"}', "1x40"),

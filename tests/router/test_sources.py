@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from estimators.view import spare_name
 from router import sources
+from router.blocks.config import DirectoryConfig
 from router.directory import Directory
 from router.errors import ConfigError
 from router.fleet import Fleet, LinkSpec, ReplicaSpec, StoreSpec
@@ -80,11 +81,14 @@ async def following(
     up: bool = True,
     on_pushed_load: Callable[[int, Load, float], object] | None = None,
     clock: Callable[[], float] | None = None,
+    beliefs: DirectoryConfig | None = None,
 ) -> AsyncIterator[Following]:
     directory = Directory(BLOCK, len(fleet.replicas))
     async with aiohttp.ClientSession() as session:
         clock = clock or asyncio.get_running_loop().time
-        sources = EventSources(fleet, directory, session, clock, on_pushed_load=on_pushed_load, grace_s=grace_s)
+        sources = EventSources(
+            fleet, directory, session, clock, on_pushed_load=on_pushed_load, grace_s=grace_s, beliefs=beliefs
+        )
         try:
             sources.follow_store()
             for row in range(len(fleet.replicas)) if up else ():
@@ -502,6 +506,27 @@ async def test_a_replica_whose_sender_is_gone_is_guessed_again_until_the_sender_
         assert (found.sources.is_guessed(0), found.credit(P), found.credit(Q)) == (False, [0], [0])
         await found.sources.pushed(a_push("a", seq=2, tokens=Q), "application/json")
         assert found.credit(Q) == [256]
+
+
+async def test_how_long_silence_is_believed_and_how_much_is_guessed_are_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "ASK_AGAIN_S", 0.01)
+    now, beliefs = Now(), DirectoryConfig(forget_after_s=100.0, guessed_blocks=7)
+    async with (
+        an_endpoint({}) as url,
+        following(a_fleet(a_replica("a", url=url)), clock=now, grace_s=0.01, beliefs=beliefs) as found,
+    ):
+        await until(lambda: found.sources.is_guessed(0))
+        found.directory.sent(0, chain_of(Q), now.s)
+        assert found.credit(Q) == [7]
+        await found.sources.pushed(a_push("a"), "application/json")
+        now.s += 99.0
+        await now.read_again()
+        assert found.credit(P) == [256]
+        now.s += 2.0
+        await until(lambda: found.sources.is_guessed(0))
+        assert found.credit(P) == [0]
 
 
 async def test_a_replica_whose_sender_is_gone_is_followed_where_it_publishes_itself(

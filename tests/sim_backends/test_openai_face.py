@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -47,6 +48,23 @@ async def test_a_completion_answers_with_text_usage_and_the_given_id(client: Cli
         "completion_tokens": 4,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
+
+
+@pytest.mark.parametrize("name", [b"x-request-id", b"X-data-parallel-rank"])
+async def test_a_header_that_is_no_utf_8_is_read_as_latin_1(name: bytes, client: Client) -> None:
+    body = b'{"prompt": [1, 2, 3], "max_tokens": 1}'
+    lines = [b"POST /v1/completions HTTP/1.1", b"Host: e", b"Connection: close", name + b": caf\xe9\x85"]
+    at = urlsplit(client.url)
+    reader, writer = await asyncio.open_connection(at.hostname, at.port)
+    writer.write(b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"", body]))
+    head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    if name == b"x-request-id":
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert json.loads(answer)["id"] == "cmpl-caf\xe9\x85"
+    else:
+        assert head.startswith(b"HTTP/1.1 400 ")
 
 
 async def test_a_repeated_prompt_tells_its_cached_tokens(client: Client) -> None:

@@ -24,12 +24,13 @@ def chunked(text: str) -> bytes:
 
 @dataclass
 class Server:
-    """Answers /v1/models, and every POST by `write`. bodies, heads : what it was sent"""
+    """Answers /v1/models, and every POST by `write`. bodies, heads : of these; looks : heads of the others"""
 
     write: Callable[[asyncio.StreamWriter], None]
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
+    looks: list[str] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -38,6 +39,7 @@ class Server:
                 length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
                 body = await reader.readexactly(int(length[1]) if length else 0)
                 if head.startswith("GET"):
+                    self.looks.append(head)
                     writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 22\r\n\r\n{"data":[{"id":"it"}]}')
                     continue
                 self.heads.append(head)

@@ -116,6 +116,7 @@ async def test_a_target_that_names_no_model_ends_the_run_with_a_sentence() -> No
     [
         ("127.0.0.1:9", ["--model", "m"], "--host http://HOST:PORT"),
         ("http://127.0.0.1:9", ["--model", "m", "--trace", "nowhere.jsonl"], "nowhere.jsonl"),
+        ("http://127.0.0.1:9", ["--model", "m", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY, and that variable"),
     ],
 )
 async def test_a_run_that_cannot_be_made_ends_with_a_sentence(host: str, options: list[str], said: str) -> None:
@@ -123,6 +124,20 @@ async def test_a_run_that_cannot_be_made_ends_with_a_sentence(host: str, options
     assert (status, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
+
+
+@needs_locust
+async def test_the_key_goes_with_every_request_and_with_the_question_for_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-1")
+    options = ["--headless", "--rows", "2", "--factor", "90", "--api-key-env", "MY_KEY", *SHORT]
+    async with a_server() as server:
+        status, _, err = await locust("replay_trace", server.url, *options)
+    assert status == 0, err
+    assert len(server.heads) == 2
+    assert server.looks
+    assert all("authorization: bearer sk-1" in head.lower() for head in (*server.heads, *server.looks))
 
 
 @needs_locust

@@ -76,6 +76,19 @@ async def test_the_first_list_is_known_before_anything_starts() -> None:
     assert await looks.following.first() == [A, B]
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_an_end_right_behind_a_wish_to_look_is_an_end(turns: int) -> None:
+    looks = Looks(Flags([A]))
+    looks.following.start(looks.apply)
+    await looks.applied.get()
+    await asyncio.sleep(0)
+    looks.following.look()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await looks.following.stop()
+
+
 async def test_a_source_that_fails_at_the_start_lists_nobody_until_it_answers() -> None:
     registry = Registry()
     registry.answer = NoList("not yet")

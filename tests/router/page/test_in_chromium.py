@@ -145,6 +145,24 @@ async def test_nothing_is_wider_than_the_screen(browser: Browser, width: int) ->
         assert await browser.ask("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [320, 390, 800, 1440])
+async def test_names_of_any_length_push_nothing_off_the_screen(browser: Browser, width: int) -> None:
+    fleet, live, long = sixty_four(), Live(), "W" * 128
+    fleet["replicas"][0]["name"] = fleet["event_sources"][0]["name"] = long
+    fleet["replicas"][1]["card"] = long
+    for index in range(3):
+        one = a_candidate(replica=long)
+        end(live, index, at=1000.0 + index, request_id=f"{long[:-1]}{index}", model=long, arm=long, candidates=[one])
+    async with shown(browser, lambda: fleet, live):
+        await browser.size(width, 800, phone=width < 700)
+        await browser.click("#list tr:nth-child(1) button")
+        await browser.until("!opened.hidden")
+        assert await browser.ask("document.documentElement.scrollWidth") <= width
+        if width > 1000:  # else the table may be moved by itself
+            held = "document.querySelector('#fleet .scroll')"
+            assert await browser.ask(f"{held}.scrollWidth <= {held}.clientWidth")
+
+
 @pytest.mark.parametrize("width", [320, 390, 1100])
 async def test_nothing_lies_on_top_of_something_else(browser: Browser, width: int) -> None:
     async with shown(browser, sixty_four, some_decisions()):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.telemetry.logs import JsonFormatter, TextFormatter, about, facts_of, log_request
+from router.telemetry.logs import TALKATIVE, JsonFormatter, Seldom, TextFormatter, about, facts_of, log_request, set_up
 from tests.router.field_bench import Stub, a_router
 from tests.router.test_metrics import a_receipt
 
@@ -61,6 +61,40 @@ def test_failed_requests_are_told_at_level_info_and_others_at_debug(caplog: pyte
     with caplog.at_level(logging.DEBUG, "router.requests"):
         log_request(a_receipt())
     assert caplog.records[-1].__dict__["facts"]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", logging.INFO), ("error", logging.ERROR)])
+def test_who_sends_the_spans_is_not_heard_among_requests(
+    level: str, heard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    for name in TALKATIVE:
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    set_up(level, "json")
+    assert root.level == logging.getLevelName(level.upper())
+    assert {logging.getLogger(name).level for name in TALKATIVE} == {heard}
+
+
+def test_who_sends_the_spans_says_so_once_a_minute_and_nobody_else_is_held_back() -> None:
+    seldom = Seldom()
+
+    def passes(name: str, at_s: float) -> bool:
+        record = logging.makeLogRecord({"name": name, "created": at_s})
+        return bool(seldom.filter(record))
+
+    sender = "opentelemetry.exporter.otlp"
+    assert [passes(sender, at_s) for at_s in (0.0, 1.0, 59.9, 60.0, 61.0, 500.0)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert passes("urllib3.connectionpool", 1.0), "another logger says something else"
+    assert all(passes("router.gateway", 1.0) for _ in range(3))
 
 
 def test_what_a_client_wrote_is_not_among_the_facts() -> None:

@@ -6,21 +6,24 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from threading import Event
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from router.admission import AdmissionConfig
 from router.errors import ConfigError
+from router.http.head import RequestHead
 from router.resume.pools import ResumePools
+from router.routes import classify
 from router.telemetry import provider
 from router.telemetry.config import TracingConfig
 from router.telemetry.context import parent_of, traceparent
-from router.telemetry.trace import server_of
+from router.telemetry.trace import asked_of, server_of
 from tests.router.field_bench import Router, Script, Stub, a_router, answers, until
 from tests.router.resume.streams import DONE, text, told
 
@@ -154,6 +157,80 @@ async def test_an_attempt_says_which_server_it_went_to(seen: Seen) -> None:
     assert isinstance(said["server.port"], int)
 
 
+def a_head(method: bytes, target: str, *fields: tuple[bytes, bytes], http10: bool = False) -> RequestHead:
+    path = target.partition("?")[0]
+    named = [(name, name, value) for name, value in fields]
+    return RequestHead(method, target.encode(), path, named, classify(method, path), http10=http10)
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (
+            a_head(b"POST", "/v1/completions?key=sk-1"),
+            {
+                "http.request.method": "POST",
+                "url.scheme": "https",
+                "url.path": "/v1/completions",
+                "http.route": "/v1/completions",
+                "network.protocol.version": "1.1",
+            },
+        ),
+        (
+            a_head(b"GET", "/v1/responses/resp_1", (b"x-forwarded-proto", b"HTTP"), http10=True),
+            {
+                "http.request.method": "GET",
+                "url.scheme": "http",
+                "url.path": "/v1/responses/resp_1",
+                "http.route": "/v1/responses/*",
+                "network.protocol.version": "1.0",
+            },
+        ),
+        (
+            a_head(b"BREW", "/pot/7", (b"x-forwarded-proto", b"gopher")),
+            {
+                "http.request.method": "_OTHER",
+                "http.request.method_original": "BREW",
+                "url.scheme": "https",
+                "url.path": "/pot/7",
+                "network.protocol.version": "1.1",
+            },
+        ),
+    ],
+    ids=["as it came", "behind a proxy", "made up"],
+)
+def test_a_server_span_says_what_the_conventions_require_and_no_query(
+    head: RequestHead, said: dict[str, object]
+) -> None:
+    assert asked_of(head, scheme="https") == said
+
+
+async def test_the_two_ends_of_a_relayed_request_are_described_as_http(seen: Seen) -> None:
+    async with traced(seen, answers) as router:
+        await router.ask()
+        async with router.client.get(f"{router.url}/scan/7?key=sk-1") as response:
+            assert response.status == 404
+    spans = {attributes(span)["url.path"]: span for span in seen.spans if span.parent is None}
+    assert (spans["/scan/7"].name, spans["/v1/completions"].name) == ("GET", "text_completion m1")
+    assert not {"http.route", "gen_ai.operation.name"} & attributes(spans["/scan/7"]).keys()
+    assert attributes(spans["/v1/completions"])["url.scheme"] == "http"
+    first, second = (attributes(span) for span in seen.named("router.attempt"))
+    assert first["url.full"].endswith("/v1/completions")
+    assert first["url.full"].startswith(f"http://127.0.0.1:{first['server.port']}/")
+    assert (first["http.request.method"], second["http.request.method"]) == ("POST", "GET")
+    assert (second["http.response.status_code"], second["error.type"]) == (404, "404")
+    assert second["url.full"].endswith("/scan/7")
+    assert "tfirst.path" in first
+    assert "tfirst.path" not in second
+
+
+async def test_an_answer_of_the_routers_own_has_its_status_on_the_server_span(seen: Seen) -> None:
+    async with traced(seen, breaks, max_attempts=1) as router:
+        assert (await router.ask()).status == 502
+    assert attributes(seen.root)["http.response.status_code"] == 502
+    assert "http.response.status_code" not in attributes(seen.one("router.attempt"))
+
+
 async def test_the_engine_is_told_its_attempt_and_the_client_is_the_parent_of_all(seen: Seen) -> None:
     client = traceparent(7, 8, sampled=True)
     async with traced(seen, answers, share=0.0) as router:
@@ -185,6 +262,8 @@ async def test_each_attempt_has_a_span_of_its_own_and_only_the_last_is_well(seen
     first, second = seen.named("router.attempt")
     assert (attributes(first)["error.type"], attributes(first)["tfirst.replica"]) == ("no_answer", "a")
     assert "error.type" not in attributes(second)
+    resent = [attributes(attempt).get("http.request.resend_count") for attempt in (first, second)]
+    assert resent == [None, 1]
     assert [parent_of(told.encode())[1] for (told,) in seen.fields] == [span_id(first), span_id(second)]  # type: ignore[index]
     assert attributes(seen.root)["tfirst.attempts"] == 2
 
@@ -263,6 +342,27 @@ def test_an_endpoint_without_the_extra_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr(provider, "import_module", missing)
     with pytest.raises(ConfigError, match="tfirst\\[otlp\\]"):
         provider.by_otlp(TracingConfig(endpoint="http://127.0.0.1:4318/v1/traces"))
+
+
+async def test_a_collector_that_takes_nothing_does_not_keep_the_router(caplog: pytest.LogCaptureFixture) -> None:
+    let_go = Event()
+
+    class Stuck(SpanProcessor):
+        def shutdown(self) -> None:
+            assert let_go.wait(60.0)
+
+    config = TracingConfig(endpoint="http://127.0.0.1:4318/v1/traces", timeout_s=0.05)
+    async with asyncio.timeout(20):
+        await provider.Provider(config, Stuck()).stop()
+    let_go.set()
+    assert "did not take the last spans within 0.05 s" in caplog.text
+
+
+async def test_what_is_left_is_sent_before_the_router_ends(seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+    async with traced(seen, answers) as router:
+        await router.ask()
+    assert seen.named("router.attempt")
+    assert "last spans" not in caplog.text
 
 
 async def test_spans_reach_a_collector_by_otlp() -> None:
