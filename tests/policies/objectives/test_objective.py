@@ -178,10 +178,22 @@ def test_of_equally_lean_ones_the_makespan_takes_the_earliest_first_token() -> N
     assert Makespan(np.random.default_rng(1)).choose(a_request(), view, estimates).row == 1
 
 
-@pytest.mark.parametrize("bad", [{"own_pace": -1.0}, {"queue_behind": float("nan")}, {"running_decodes": float("inf")}])
+@pytest.mark.parametrize(
+    "bad", [{"own_pace": -1.0}, {"queue_behind": float("nan")}, {"running_decodes": float("inf")}, {"joining": -0.1}]
+)
 def test_weights_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         EndToEnd(np.random.default_rng(1), **bad)
+
+
+def test_an_idle_replica_is_worth_a_little_waiting_to_those_who_come_later() -> None:
+    """Behind a short queue the first token is sooner by 0.05 s, if the estimate of that queue is right."""
+    rows = Row(0, Path.LOCAL, queue_s=0.5, compute_s=0.50), Row(1, Path.RECOMPUTE, compute_s=1.05)
+    alone = table(*rows)
+    assert choose(EndToEnd, alone).row == 0
+    busy = replace(alone, around=replace(alone.around, arrival_rps=0.5))
+    assert choose(EndToEnd, busy, queue_behind=0.0).row == 1
+    assert choose(EndToEnd, busy, queue_behind=0.0, joining=0.0).row == 0
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0, float("nan")])
