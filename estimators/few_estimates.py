@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from estimators.candidates import Doubt, Estimates, Few, One, Surroundings
 from estimators.paths import COLUMN, Path
-from estimators.price import queue_factor_rps
+from estimators.price import joining_rate_rps, queue_factor_rps
 from estimators.routes import Held, Rows
 from estimators.view import FleetView
 
@@ -63,6 +63,7 @@ class FewEstimates(Estimates):
         self._factor_rps = queue_factor_rps(
             arrival_rps=around.arrival_rps, utilisation=around.arrival_rps * around.mean_compute_s
         )
+        self._joining_rps = joining_rate_rps(arrival_rps=around.arrival_rps, mean_work_s=around.mean_compute_s)
         self.prompt_tokens = prompt_tokens
         self.pace_scale = view.pace_scale.copy()  # prices may be asked for when it has moved on
         self.weights_s = view.weights_s
@@ -151,7 +152,7 @@ class FewEstimates(Estimates):
             expected_s = (own[_STORED] - recompute_s) * of_paths[_STORED_PROBABILITY * width + column] + recompute_s
             expected_s += (first_s - recompute_s) * of_paths[_HIT * width + column]
         queue_price_s = self._factor_rps * work_s * (2.0 * own[_QUEUE] + work_s)
-        joining_price_s = self.around.arrival_rps * own[_QUEUE] * work_s
+        joining_price_s = self._joining_rps * own[_QUEUE] * work_s
         decode_price_s = own[_DECODING] * work_s + pace_scale * own[_GROWTH] * own[_REMAINING]
         return expected_s, own[_PACE], queue_price_s, joining_price_s, decode_price_s
 

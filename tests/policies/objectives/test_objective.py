@@ -204,7 +204,7 @@ def test_an_idle_replica_is_worth_a_little_waiting_to_those_who_come_later() -> 
     rows = Row(0, Path.LOCAL, queue_s=0.5, compute_s=0.50), Row(1, Path.RECOMPUTE, compute_s=1.05)
     alone = table(*rows)
     assert choose(EndToEnd, alone).row == 0
-    busy = replace(alone, around=replace(alone.around, arrival_rps=0.5))
+    busy = replace(alone, around=replace(alone.around, arrival_rps=0.5, mean_compute_s=0.5))
     assert choose(EndToEnd, busy, queue_behind=0.0).row == 1
     assert choose(EndToEnd, busy, queue_behind=0.0, joining=0.0).row == 0
 
