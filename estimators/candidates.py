@@ -21,7 +21,7 @@ from estimators.cost import decode_share_s, gpu_seconds, money_usd
 from estimators.hit_probability import HitProbability
 from estimators.mixture import spread_quantile_s, spread_quantiles_of_one_s
 from estimators.paths import COLUMN, PATHS, Path
-from estimators.price import queue_behind_s, running_decodes_s
+from estimators.price import joining_rate_rps, joining_s, queue_behind_s, running_decodes_s
 from estimators.routes import Held
 from estimators.spread import ResidualSpread
 from estimators.view import Column
@@ -75,6 +75,7 @@ class Few(NamedTuple):
     expected_s: float
     pace_s: float
     queue_price_s: float
+    joining_price_s: float
     decode_price_s: float
 
 
@@ -264,6 +265,13 @@ class Estimates:
             queue_s=self.queue_s,
             work_s=self.compute_s,
         )
+
+    @cached_property
+    def joining_price_s(self) -> Grid:
+        """Of that delay, what requests have that come while the queue of now lasts; see `price.py`."""
+        around = self.around
+        rate_rps = joining_rate_rps(arrival_rps=around.arrival_rps, mean_work_s=around.mean_compute_s)
+        return joining_s(joining_rps=rate_rps, queue_s=self.queue_s, work_s=self.compute_s)
 
     @cached_property
     def decode_price_s(self) -> Grid:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from estimators.candidates import Doubt, Estimates, Few, One, Surroundings
 from estimators.paths import COLUMN, Path
-from estimators.price import queue_factor_rps
+from estimators.price import joining_rate_rps, queue_factor_rps
 from estimators.routes import Held, Rows
 from estimators.view import FleetView
 
@@ -63,6 +63,7 @@ class FewEstimates(Estimates):
         self._factor_rps = queue_factor_rps(
             arrival_rps=around.arrival_rps, utilisation=around.arrival_rps * around.mean_compute_s
         )
+        self._joining_rps = joining_rate_rps(arrival_rps=around.arrival_rps, mean_work_s=around.mean_compute_s)
         self.prompt_tokens = prompt_tokens
         self.pace_scale = view.pace_scale.copy()  # prices may be asked for when it has moved on
         self.weights_s = view.weights_s
@@ -111,7 +112,7 @@ class FewEstimates(Estimates):
 
     def _one_at(self, column: int, row: int) -> One:
         own, of_paths, width = self._of_rows[row], self._of_paths[row], self._width
-        expected_s, pace_s, queue_price_s, decode_price_s = self._priced(
+        expected_s, pace_s, queue_price_s, _joining_price_s, decode_price_s = self._priced(
             own, of_paths, column, self.pace_scale.item(row)
         )
         local = of_paths[_REUSED * width + _LOCAL]
@@ -141,8 +142,8 @@ class FewEstimates(Estimates):
 
     def _priced(
         self, own: Numbers, of_paths: Numbers, column: int, pace_scale: float
-    ) -> tuple[float, float, float, float]:
-        """Expected first token, pace and both prices of one candidate, as the properties of `Estimates` have them."""
+    ) -> tuple[float, float, float, float, float]:
+        """Expected first token, pace and the prices of one candidate, as the properties of `Estimates` have them."""
         width = self._width
         first_s, work_s = of_paths[_FIRST * width + column], of_paths[_PREFILL * width + column]
         expected_s = first_s
@@ -151,8 +152,9 @@ class FewEstimates(Estimates):
             expected_s = (own[_STORED] - recompute_s) * of_paths[_STORED_PROBABILITY * width + column] + recompute_s
             expected_s += (first_s - recompute_s) * of_paths[_HIT * width + column]
         queue_price_s = self._factor_rps * work_s * (2.0 * own[_QUEUE] + work_s)
+        joining_price_s = self._joining_rps * own[_QUEUE] * work_s
         decode_price_s = own[_DECODING] * work_s + pace_scale * own[_GROWTH] * own[_REMAINING]
-        return expected_s, own[_PACE], queue_price_s, decode_price_s
+        return expected_s, own[_PACE], queue_price_s, joining_price_s, decode_price_s
 
 
 _GRIDS = frozenset(

@@ -4,6 +4,8 @@ Model     queue behind      lambda / (2 (1 - rho)) ((Q + w)^2 - Q^2), the differ
                             value function before and after w seconds of work join. Later arrivals only: this
                             request's own wait is in T_first already. The variance of the work is not in it: the
                             value function's slope in the backlog does not depend on it
+          joining a queue   lambda Q w: who arrives while the queue that is there now lasts waits w longer, whatever
+                            comes after it. Zero on a replica without a queue; lambda is at most what one serves
           running decodes   n_dec C + d_step x their expected remaining tokens: they stand still while this
                             prefill runs, and this request's KV lengthens each of their later steps
 Valid     rho < 1; clipped at 0.95, where the price is high and still finite. Exact for Poisson arrivals at a replica
@@ -37,6 +39,24 @@ def queue_factor_rps(*, arrival_rps: float, utilisation: float) -> float:
     require(0 <= arrival_rps < float("inf"), "arrival_rps", arrival_rps)
     require(0 <= utilisation < float("inf"), "utilisation", utilisation)
     return arrival_rps / (2.0 * (1.0 - min(utilisation, LARGEST_UTILISATION)))
+
+
+def joining_s(*, joining_rps: float, queue_s: Column, work_s: Column) -> Column:
+    """Expected delay of those who arrive while the queue of now lasts, when `work_s` joins it; arrays of one shape.
+
+    Of `queue_behind_s` it is what a queue is the reason for, without those whom its delays delay in turn.
+
+    joining_rps : see `joining_rate_rps`
+    """
+    return np.asarray(joining_rps * queue_s * work_s)
+
+
+def joining_rate_rps(*, arrival_rps: float, mean_work_s: float) -> float:
+    """lambda, and no more than a replica serves: in a burst the others go elsewhere.
+
+    mean_work_s : of a request, seconds, >= 0; 0 : nobody knows yet, and then nothing is said: 0.
+    """
+    return min(arrival_rps, 1.0 / mean_work_s) if mean_work_s > 0.0 else 0.0
 
 
 def running_decodes_s(

@@ -225,6 +225,7 @@ def test_numbers_of_one_candidate_are_those_of_the_grids(world: World) -> None:
         at = one.column, one.row
         assert (one.expected_s, one.pace_s) == (grids.expected_s[at], grids.pace_s[one.row])
         assert (one.queue_price_s, one.decode_price_s) == (grids.queue_price_s[at], grids.decode_price_s[at])
+        assert one.joining_price_s == grids.joining_price_s[at]
     for column, path in enumerate(PATHS[: len(grids.possible)]):
         for row in range(world.view.rows):
             assert repr(estimates.one(path, row)) == repr(grids.one(path, row)), (column, row)  # NaN equals NaN so

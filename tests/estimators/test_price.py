@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from estimators.price import queue_behind_s, running_decodes_s
+from estimators.price import joining_rate_rps, joining_s, queue_behind_s, running_decodes_s
 
 
 def behind(queue_s: float, work_s: float, arrival_rps: float = 0.5, utilisation: float = 0.5) -> float:
@@ -46,6 +46,39 @@ def test_the_same_work_is_dearer_behind_a_longer_queue_and_under_more_load() -> 
 def test_an_overloaded_fleet_has_a_high_but_finite_price() -> None:
     assert behind(1.0, 1.0, utilisation=3.0) == behind(1.0, 1.0, utilisation=0.95) < np.inf
     assert behind(1.0, 1.0, utilisation=3.0) == pytest.approx(20 * behind(1.0, 1.0, utilisation=0.0))
+
+
+@pytest.mark.parametrize(("queue_s", "work_s"), [(0.0, 2.0), (3.0, 1.0), (0.5, 7.0)])
+def test_joining_costs_what_a_queue_adds_to_the_price_where_delays_delay_nobody_in_turn(
+    queue_s: float, work_s: float
+) -> None:
+    joined_s = joining_s(joining_rps=0.3, queue_s=np.array([queue_s]), work_s=np.array([work_s]))
+    added_s = behind(queue_s, work_s, 0.3, 0.0) - behind(0.0, work_s, 0.3, 0.0)
+    assert joined_s == pytest.approx([added_s])
+
+
+def test_each_who_comes_while_the_queue_lasts_waits_longer_by_all_of_the_work_that_joined_it() -> None:
+    """Independent route: arrivals drawn, and each one's wait with and without that work."""
+    rng = np.random.default_rng(5)
+    queue_s, work_s, arrival_rps, runs = 4.0, 0.5, 0.7, 20_000
+    delays_s = np.zeros(runs)
+    for run in range(runs):
+        came_s = np.cumsum(rng.exponential(1 / arrival_rps, 30))
+        came_s = came_s[came_s < queue_s]
+        delays_s[run] = ((queue_s + work_s - came_s) - (queue_s - came_s)).sum()
+    joined_s = joining_s(joining_rps=arrival_rps, queue_s=np.array([queue_s]), work_s=np.array([work_s]))
+    assert joined_s == pytest.approx([delays_s.mean()], abs=4 * delays_s.std() / np.sqrt(runs))
+
+
+def test_a_burst_does_not_join_one_queue_faster_than_that_is_served() -> None:
+    assert joining_rate_rps(arrival_rps=0.2, mean_work_s=2.0) == 0.2
+    assert (
+        joining_rate_rps(arrival_rps=9.0, mean_work_s=2.0) == joining_rate_rps(arrival_rps=0.5, mean_work_s=2.0) == 0.5
+    )
+
+
+def test_joining_costs_nothing_while_nobody_knows_what_a_request_takes() -> None:
+    assert joining_rate_rps(arrival_rps=9.0, mean_work_s=0.0) == 0.0
 
 
 def test_nobody_arriving_means_nobody_to_pay_for() -> None:
