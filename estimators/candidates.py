@@ -21,7 +21,7 @@ from estimators.cost import decode_share_s, gpu_seconds, money_usd
 from estimators.hit_probability import HitProbability
 from estimators.mixture import spread_quantile_s, spread_quantiles_of_one_s
 from estimators.paths import COLUMN, PATHS, Path
-from estimators.price import joining_rate_rps, joining_s, queue_behind_s, running_decodes_s
+from estimators.price import joining_rate_rps, joining_s, levelling_s, queue_behind_s, running_decodes_s
 from estimators.routes import Held
 from estimators.spread import ResidualSpread
 from estimators.view import Column
@@ -71,6 +71,7 @@ class Few(NamedTuple):
 
     column: int
     row: int
+    queue_s: float
     fetch_s: float
     expected_s: float
     pace_s: float
@@ -272,6 +273,11 @@ class Estimates:
         around = self.around
         rate_rps = joining_rate_rps(arrival_rps=around.arrival_rps, mean_work_s=around.mean_compute_s)
         return joining_s(joining_rps=rate_rps, queue_s=self.queue_s, work_s=self.compute_s)
+
+    @cached_property
+    def levelling_price_s(self) -> Grid:
+        """What those lose who would have taken a short queue; see `price.py`."""
+        return levelling_s(queue_s=self.queue_s, work_s=self.compute_s, among=self.usable_rows)
 
     @cached_property
     def decode_price_s(self) -> Grid:

@@ -95,7 +95,13 @@ class FewEstimates(Estimates):
         if self._few is None:
             width, each = self._width, list(zip(self._of_rows, self._of_paths, self.pace_scale.tolist(), strict=True))
             self._few = [
-                Few(column, row, of_paths[_FETCH * width + column], *self._priced(own, of_paths, column, pace_scale))
+                Few(
+                    column,
+                    row,
+                    own[_QUEUE],
+                    of_paths[_FETCH * width + column],
+                    *self._priced(own, of_paths, column, pace_scale),
+                )
                 for column in range(self._paths)
                 for row, (own, of_paths, pace_scale) in enumerate(each)
                 if of_paths[_POSSIBLE * width + column]

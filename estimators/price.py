@@ -6,17 +6,23 @@ Model     queue behind      lambda / (2 (1 - rho)) ((Q + w)^2 - Q^2), the differ
                             value function's slope in the backlog does not depend on it
           joining a queue   lambda Q w: who arrives while the queue that is there now lasts waits w longer, whatever
                             comes after it. Zero on a replica without a queue; lambda is at most what one serves
+          levelling         mean over replicas of min(w, how much longer their queue is): whoever comes next takes a
+                            short queue, so w behind the shortest delays all of them and behind the longest nobody
           running decodes   n_dec C + d_step x their expected remaining tokens: they stand still while this
                             prefill runs, and this request's KV lengthens each of their later steps
 Valid     rho < 1; clipped at 0.95, where the price is high and still finite. Exact for Poisson arrivals at a replica
           that keeps getting lambda; a rule that reads the price sends fewer to a long queue, so it is then too high
+          Levelling is for times in which no replica is free: while one is, who comes next takes that one
 Blind to  chunking, which hides part of the stand-still; a policy's weight stands for that
-Source    shape of the value function: Krishnan 1990, Hyytiae et al. 2012; terms as in docs/objectives.md
+Source    shape of the value function: Krishnan 1990, Hyytiae et al. 2012; terms as in docs/objectives.md. That unequal
+          queues serve first-come servers better, long requests behind the long ones: Harchol-Balter, Crovella, Murta
+          1999 (by size alone), Xie, Grosof, Scully 2024 (by size and state)
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from estimators.ranges import require
 from estimators.view import Column
@@ -57,6 +63,19 @@ def joining_rate_rps(*, arrival_rps: float, mean_work_s: float) -> float:
     mean_work_s : of a request, seconds, >= 0; 0 : nobody knows yet, and then nothing is said: 0.
     """
     return min(arrival_rps, 1.0 / mean_work_s) if mean_work_s > 0.0 else 0.0
+
+
+def levelling_s(*, queue_s: Column, work_s: Column, among: npt.NDArray[np.bool_]) -> Column:
+    """By how much `work_s` behind each queue lengthens it as far as there are longer ones, mean over those `among`.
+
+    queue_s : (rows,), >= 0; work_s : (..., rows), >= 0; among : replicas that can be chosen, (rows,), at least one
+    """
+    others_s = np.sort(queue_s[among])
+    below_s = np.concatenate(([0.0], np.cumsum(others_s)))  # of the k shortest, at place k
+    reached = np.searchsorted(others_s, queue_s + work_s)
+    shorter = np.searchsorted(others_s, queue_s)
+    passed_s = below_s[reached] - below_s[shorter] - (reached - shorter) * queue_s
+    return np.asarray((passed_s + (len(others_s) - reached) * work_s) / len(others_s))
 
 
 def running_decodes_s(

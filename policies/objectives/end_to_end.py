@@ -1,8 +1,9 @@
 """The earliest completion of this request, plus the delay it causes others.
 
 Model    expected T_first + own_pace x expected output x pace there
-             + queue_behind x delay of later requests + running_decodes x delay of running decodes
-             + fetch x utilisation x duration of the fetch + joining x delay of those who come while the queue lasts
+             + running_decodes x delay of running decodes + fetch x utilisation x duration of the fetch
+             + queue_behind x delay of later requests + joining x delay of those who come while the queue lasts,
+               or while no replica is free + levelling x what those lose who would have taken a short queue
 Reads    every estimate: queue, fetch, compute, pace, price of work
 Blind to requests whose answers are longer or shorter than such requests usually are
 Source   price of work: `estimators/price.py`; weights: docs/results.md
@@ -24,8 +25,8 @@ from policies.objectives.price import Price, weight
 
 class EndToEnd(Measured):
     """own_pace : weight of this request's own decode time, >= 0
-    queue_behind, running_decodes, fetch, joining : weights of what others lose, >= 0; zero makes it selfish. Chunked
-        prefill hides most of a running decode's stand-still, hence the small default; joining: see `price.py`
+    queue_behind, running_decodes, fetch, joining, levelling : weights of what others lose, >= 0; zero makes it selfish.
+        Chunked prefill hides most of a running decode's stand-still, hence the small default; the last two: `price.py`
     """
 
     summary = "the earliest completion of this request, plus the delay it causes others"
@@ -41,11 +42,12 @@ class EndToEnd(Measured):
         running_decodes: float = 0.2,
         fetch: float = 1.0,
         joining: float = 8.0,
+        levelling: float = 4.0,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(rng, **common)
         self._own_pace = weight("own_pace", own_pace)
-        self._price = Price(queue_behind, running_decodes, fetch, joining)
+        self._price = Price(queue_behind, running_decodes, fetch, joining, levelling)
 
     def value(self, request: RequestFacts, estimates: Estimates) -> Grid:
         own_s = self._own_pace * estimates.output_tokens * estimates.pace_s

@@ -1,24 +1,30 @@
 """What others lose by a choice, weighted into one number of seconds.
 
-Model    queue_behind x delay of later requests + running_decodes x delay of running decodes + joining x delay of those
-         who come while the queue of now lasts, all from `estimators/price.py`,
+Model    running_decodes x delay of running decodes
          + fetch x utilisation x duration of the fetch: what comes over a link is in the way of what others want over
          it, and the memory it comes into is held from the request's arrival, not from its turn. With nobody else
          about it costs nothing
+         + while a replica is free: queue_behind x delay of later requests + joining x delay of those who come while
+         the queue of now lasts; while none is: levelling x what those lose who would have taken a short queue. With a
+         weight of 0 for levelling it is the first always. All from `estimators/price.py`
 Why more than the delay itself, with joining: of many replicas the one whose queue is estimated too short is taken, so
          the queue that is joined is longer than it looks. That there is none is known without an estimate
+Why another price when none is free: who comes next chooses too, and takes the shortest queue. Long requests do least
+         harm behind the longest one, where nobody else wants to go; short ones then have short queues for themselves
 Blind to how full each link and each memory is
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from estimators.candidates import Few, Grid
+from estimators.candidates import Few, Grid, Surroundings
 from estimators.estimates import Estimates
 from estimators.ranges import require
+
+FREE_SHARE = 0.1  # of a mean request's work: a shorter queue is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +35,45 @@ class Price:
     running_decodes: float
     fetch: float = 0.0
     joining: float = 0.0
+    levelling: float = 0.0
 
     def __post_init__(self) -> None:
         weight("queue_behind", self.queue_behind)
         weight("running_decodes", self.running_decodes)
         weight("fetch", self.fetch)
         weight("joining", self.joining)
+        weight("levelling", self.levelling)
 
     def of(self, estimates: Estimates) -> Grid:
         """Seconds that others lose by each candidate, (paths, rows)."""
         around = estimates.around
         utilisation = min(1.0, around.arrival_rps * around.mean_compute_s)
-        price_s = self.queue_behind * estimates.queue_price_s
-        price_s = price_s + self.running_decodes * estimates.decode_price_s
-        price_s = price_s + self.fetch * utilisation * estimates.fetch_s
+        price_s = self.running_decodes * estimates.decode_price_s + self.fetch * utilisation * estimates.fetch_s
+        if self.levelling > 0.0 and is_none_free(estimates.queue_s[estimates.usable_rows].min().item(), around):
+            return price_s + self.levelling * estimates.levelling_price_s
+        price_s = price_s + self.queue_behind * estimates.queue_price_s
         return price_s if self.joining == 0.0 else price_s + self.joining * estimates.joining_price_s
 
-    def of_few(self, estimates: Estimates, few: Iterable[Few]) -> list[float]:
-        """The same of each of `few`, in plain numbers."""
+    def of_few(self, estimates: Estimates, few: Sequence[Few]) -> list[float]:
+        """The same of each of `few`, all possible candidates, in plain numbers."""
         around = estimates.around
+        if self.levelling > 0.0 and is_none_free(min([one.queue_s for one in few]), around):
+            price_s = self.of(estimates)
+            return [price_s.item((one.column, one.row)) for one in few]
         fetch = self.fetch * min(1.0, around.arrival_rps * around.mean_compute_s)
         queue, decodes, joining = self.queue_behind, self.running_decodes, self.joining
         return [
-            queue * one.queue_price_s
-            + decodes * one.decode_price_s
+            decodes * one.decode_price_s
             + fetch * one.fetch_s
+            + queue * one.queue_price_s
             + joining * one.joining_price_s
             for one in few
         ]
+
+
+def is_none_free(shortest_s: float, around: Surroundings) -> bool:
+    """Whether even the shortest queue, seconds, is one; what a step of decodes takes is none."""
+    return shortest_s > FREE_SHARE * around.mean_compute_s
 
 
 def weight(name: str, value: float) -> float:

@@ -226,6 +226,7 @@ def test_numbers_of_one_candidate_are_those_of_the_grids(world: World) -> None:
         assert (one.expected_s, one.pace_s) == (grids.expected_s[at], grids.pace_s[one.row])
         assert (one.queue_price_s, one.decode_price_s) == (grids.queue_price_s[at], grids.decode_price_s[at])
         assert one.joining_price_s == grids.joining_price_s[at]
+        assert one.queue_s == grids.queue_s[one.row]
     for column, path in enumerate(PATHS[: len(grids.possible)]):
         for row in range(world.view.rows):
             assert repr(estimates.one(path, row)) == repr(grids.one(path, row)), (column, row)  # NaN equals NaN so

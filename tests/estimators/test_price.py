@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from estimators.price import joining_rate_rps, joining_s, queue_behind_s, running_decodes_s
+from estimators.price import joining_rate_rps, joining_s, levelling_s, queue_behind_s, running_decodes_s
 
 
 def behind(queue_s: float, work_s: float, arrival_rps: float = 0.5, utilisation: float = 0.5) -> float:
@@ -79,6 +81,40 @@ def test_a_burst_does_not_join_one_queue_faster_than_that_is_served() -> None:
 
 def test_joining_costs_nothing_while_nobody_knows_what_a_request_takes() -> None:
     assert joining_rate_rps(arrival_rps=9.0, mean_work_s=0.0) == 0.0
+
+
+def levelled(queue_s: list[float], work_s: list[float], among: list[bool] | None = None) -> list[float]:
+    usable = np.ones(len(queue_s), dtype=np.bool_) if among is None else np.array(among)
+    levelling = levelling_s(queue_s=np.array(queue_s), work_s=np.array(work_s), among=usable)
+    return [float(delay_s) for delay_s in levelling]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.0, 50.0), st.booleans()), min_size=1, max_size=12).filter(
+        lambda rows: any(usable for _, _, usable in rows)
+    )
+)
+def test_work_levels_a_queue_with_those_that_are_longer_and_usable(rows: list[tuple[float, float, bool]]) -> None:
+    """Independent route: one replica after the other."""
+    queue_s, work_s, usable = (list(column) for column in zip(*rows, strict=True))
+    others_s = [other_s for other_s, is_usable in zip(queue_s, usable, strict=True) if is_usable]
+    expected_s = [
+        sum(min(more_s, max(0.0, other_s - own_s)) for other_s in others_s) / len(others_s)
+        for own_s, more_s in zip(queue_s, work_s, strict=True)
+    ]
+    assert levelled(queue_s, work_s, usable) == pytest.approx(expected_s, abs=1e-9)
+
+
+def test_work_behind_the_longest_queue_levels_nothing_and_behind_the_shortest_most() -> None:
+    assert levelled([1.0, 2.0, 4.0], [2.0] * 3) == pytest.approx([(1.0 + 2.0) / 3, 2.0 / 3, 0.0])
+    assert levelled([3.0, 3.0], [5.0, 5.0]) == [0.0, 0.0]
+
+
+def test_paths_of_one_replica_level_by_what_each_computes() -> None:
+    both_s = levelling_s(
+        queue_s=np.array([0.0, 9.0]), work_s=np.array([[1.0, 1.0], [4.0, 4.0]]), among=np.ones(2, bool)
+    )
+    assert both_s.tolist() == [[0.5, 0.0], [2.0, 0.0]]
 
 
 def test_nobody_arriving_means_nobody_to_pay_for() -> None:

@@ -126,7 +126,9 @@ def test_ttft_sees_only_itself_where_e2e_sees_whom_it_delays() -> None:
 
 
 def test_e2e_with_all_weights_zero_is_ttft() -> None:
-    selfish = EndToEnd(rng(), own_pace=0.0, queue_behind=0.0, running_decodes=0.0, fetch=0.0, joining=0.0)
+    selfish = EndToEnd(
+        rng(), own_pace=0.0, queue_behind=0.0, running_decodes=0.0, fetch=0.0, joining=0.0, levelling=0.0
+    )
     chance = np.random.default_rng(9)
     for _ in range(50):
         view = a_fleet("A100", "H20", "A100", "H20")

@@ -192,7 +192,14 @@ def test_of_equally_lean_ones_the_makespan_takes_the_earliest_first_token() -> N
 
 
 @pytest.mark.parametrize(
-    "bad", [{"own_pace": -1.0}, {"queue_behind": float("nan")}, {"running_decodes": float("inf")}, {"joining": -0.1}]
+    "bad",
+    [
+        {"own_pace": -1.0},
+        {"queue_behind": float("nan")},
+        {"running_decodes": float("inf")},
+        {"joining": -0.1},
+        {"levelling": -0.1},
+    ],
 )
 def test_weights_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
@@ -207,6 +214,29 @@ def test_an_idle_replica_is_worth_a_little_waiting_to_those_who_come_later() -> 
     busy = replace(alone, around=replace(alone.around, arrival_rps=0.5, mean_compute_s=0.5))
     assert choose(EndToEnd, busy, queue_behind=0.0).row == 1
     assert choose(EndToEnd, busy, queue_behind=0.0, joining=0.0).row == 0
+
+
+def crowd(work_s: float, *queues_s: float) -> Estimates:
+    """Replicas by their queues, where requests take 0.5 s on average and one comes every second."""
+    rows = [Row(row, Path.RECOMPUTE, queue_s=queue_s, compute_s=work_s) for row, queue_s in enumerate(queues_s)]
+    alone = table(*rows, rows=len(rows))
+    return replace(alone, around=replace(alone.around, arrival_rps=1.0, mean_compute_s=0.5))
+
+
+def test_where_none_is_free_long_requests_queue_behind_long_ones_and_leave_short_queues_to_short_ones() -> None:
+    assert choose(EndToEnd, crowd(0.1, 1.0, 1.2, 1.5)).row == 0
+    assert choose(EndToEnd, crowd(4.0, 1.0, 1.2, 1.5)).row == 2
+    assert choose(EndToEnd, crowd(4.0, 1.0, 1.2, 1.5), levelling=0.0).row == 0
+
+
+def test_no_queue_is_so_short_that_a_request_would_wait_for_ever_to_leave_it_to_others() -> None:
+    """What levelling costs ends where the queue is as long as the others; the own wait does not."""
+    assert choose(EndToEnd, crowd(4.0, 1.0, 90.0)).row == 0
+    assert choose(EndToEnd, crowd(4.0, 1.0, 1.2, 1.5, 300.0)).row == 2
+
+
+def test_while_a_replica_is_free_nobody_is_sent_behind_a_queue_for_the_sake_of_others() -> None:
+    assert choose(EndToEnd, crowd(4.0, 0.04, 1.2, 1.5)).row == 0
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0, float("nan")])
