@@ -20,11 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from estimators.candidates import Few, Grid, Surroundings
 from estimators.estimates import Estimates
 from estimators.ranges import require
 
-FREE_SHARE = 0.1  # of a mean request's work: a shorter queue is none
+FREE_SHARE = 0.1  # of a mean request's work: a shorter queue is none, and nor is one of a decode step
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Price:
         around = estimates.around
         utilisation = min(1.0, around.arrival_rps * around.mean_compute_s)
         price_s = self.running_decodes * estimates.decode_price_s + self.fetch * utilisation * estimates.fetch_s
-        if self.levelling > 0.0 and is_none_free(estimates.queue_s[estimates.usable_rows].min().item(), around):
+        if self.levelling > 0.0 and is_none_free(estimates):
             return price_s + self.levelling * estimates.levelling_price_s
         price_s = price_s + self.queue_behind * estimates.queue_price_s
         return price_s if self.joining == 0.0 else price_s + self.joining * estimates.joining_price_s
@@ -57,7 +59,7 @@ class Price:
     def of_few(self, estimates: Estimates, few: Sequence[Few]) -> list[float]:
         """The same of each of `few`, all possible candidates, in plain numbers."""
         around = estimates.around
-        if self.levelling > 0.0 and is_none_free(min([one.queue_s for one in few]), around):
+        if self.levelling > 0.0 and is_none_of_few_free(few, around):
             price_s = self.of(estimates)
             return [price_s.item((one.column, one.row)) for one in few]
         fetch = self.fetch * min(1.0, around.arrival_rps * around.mean_compute_s)
@@ -71,9 +73,18 @@ class Price:
         ]
 
 
-def is_none_free(shortest_s: float, around: Surroundings) -> bool:
-    """Whether even the shortest queue, seconds, is one; what a step of decodes takes is none."""
-    return shortest_s > FREE_SHARE * around.mean_compute_s
+def is_none_free(estimates: Estimates) -> bool:
+    """Whether there is a queue wherever this request can go. One no longer than a step of the decodes there is none:
+    every prefill waits for the step under way, and where prefills are short that is much of a mean one.
+    """
+    longest_s = np.maximum(FREE_SHARE * estimates.around.mean_compute_s, estimates.pace_s)
+    return not ((estimates.queue_s <= longest_s) & estimates.usable_rows).any()
+
+
+def is_none_of_few_free(few: Sequence[Few], around: Surroundings) -> bool:
+    """The same in plain numbers."""
+    longest_s = FREE_SHARE * around.mean_compute_s
+    return not any(one.queue_s <= longest_s or one.queue_s <= one.pace_s for one in few)
 
 
 def weight(name: str, value: float) -> float:

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from estimators.candidates import Surroundings
 from estimators.estimates import Estimates
 from estimators.paths import PATHS, Path
 from estimators.request import RequestFacts
+from estimators.routes import Held
 from policies.base import Choice, Reason, Refused, Wait
 from policies.objectives import Cost, EndToEnd, FirstToken, Makespan, Quantile
 from policies.objectives.objective import Objective
-from tests.builders import a_fleet, a_request
+from tests.builders import a_fleet, a_request, an_estimator
 from tests.policies.tables import Row, table
 
 ALL: list[type[Objective]] = [FirstToken, EndToEnd, Makespan, Quantile, Cost]
@@ -237,6 +239,40 @@ def test_no_queue_is_so_short_that_a_request_would_wait_for_ever_to_leave_it_to_
 
 def test_while_a_replica_is_free_nobody_is_sent_behind_a_queue_for_the_sake_of_others() -> None:
     assert choose(EndToEnd, crowd(4.0, 0.04, 1.2, 1.5)).row == 0
+
+
+@given(
+    st.lists(st.floats(0.1, 60.0), min_size=1, max_size=8),
+    st.floats(0.01, 30.0),
+    st.floats(0.0, 20.0),
+)
+def test_no_request_waits_longer_for_the_sake_of_others_than_its_own_work_by_the_weight(
+    queues_s: list[float], work_s: float, levelling: float
+) -> None:
+    """So short ones that keep coming put nobody off without bound."""
+    chosen_s = queues_s[choose(EndToEnd, crowd(work_s, *queues_s), levelling=levelling).row]
+    assert chosen_s <= (min(queues_s) + levelling * work_s) * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+@pytest.mark.parametrize("card", ["A100", "H100"])
+def test_replicas_that_only_decode_are_free_however_short_most_prefills_are(card: str, rows: int) -> None:
+    """Half are; the long request among short ones goes to one of them, although all of them together would lose less
+    behind a queue."""
+    view = a_fleet(*[card] * rows)
+    view.decode_batch[:], view.decode_read_tokens[:] = 30.0, 45_000.0
+    view.head_ends_s[rows // 2 :], view.head_compute_s[rows // 2 :] = 0.2, 0.2
+    around = Surroundings(
+        arrival_rps=1.0,
+        mean_compute_s=0.01,
+        mean_context_tokens=1500.0,
+        output_tokens=200.0,
+        others_output_tokens=200.0,
+    )
+    request, held = a_request(16_000), Held(np.zeros(rows, dtype=np.int32), 0)
+    estimates = an_estimator(rows=rows).estimate(request, held, view, around, 0.0)
+    assert estimates.queue_s.min() > 0.1 * around.mean_compute_s
+    assert choose(EndToEnd, estimates, request).row < rows // 2
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0, float("nan")])
