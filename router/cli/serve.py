@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from rich.console import Console
 from rich.table import Table
 
 import router
 from router.admission import AdmissionConfig
 from router.assemble import experiments_of
 from router.beside_events import check_other_tiers
+from router.cli.screen import Screen
 from router.config import RouterConfig, fleet_of, load_config
 from router.errors import ConfigError
 from router.fleet import Fleet, is_dns
@@ -110,9 +110,9 @@ def show_plan(config: RouterConfig, fleet: Fleet) -> int:
     """Print what `serve` would do with this configuration, once it is known that it could."""
     check_parts(config, fleet)
     lines, table = plan_lines(config, fleet), replica_table(fleet)
-    console = Console()
+    console = Screen()  # brackets of an address, a path or a list are no markup
     for line in lines:
-        console.print(line, highlight=False)
+        console.print(line)
     console.print(table)
     console.print("The configuration is valid.")
     return 0

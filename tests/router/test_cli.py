@@ -108,6 +108,18 @@ def test_check_prints_what_would_be_done_and_ends_well() -> None:
         assert part in done.stdout
 
 
+def test_check_shows_addresses_and_paths_with_brackets_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An IPv6 address that begins with a letter, and whatever else in brackets looks like markup."""
+    monkeypatch.setenv("COLUMNS", "300")  # nothing is folded
+    receipts = tmp_path / "[red]"
+    assert main(["serve", "--worker-urls", "http://[fd00::1]:8000", "--receipts", str(receipts), "--check"]) == 0
+    shown = capsys.readouterr().out
+    assert "http://[fd00::1]:8000" in shown
+    assert "[red]" in shown
+
+
 def test_check_shows_where_each_rank_of_a_url_is_listened_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
