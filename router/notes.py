@@ -26,6 +26,7 @@ from estimators.routes import Held
 from estimators.tiers import Tier
 from estimators.view import FleetView
 from policies.base import Choice
+from policies.objectives.price import is_none_free
 from router.bookings import Booking
 from router.learning import Learning, calibration_state
 from router.receipts import Candidate, Receipt
@@ -202,6 +203,14 @@ class Notes:
         from_guess = path is Path.PEER and fetched > 0 and peers is not None and bool(guessed[peers[row]])
         return from_guess or (local > 0 and bool(guessed[row]))
 
+    def _levelling_s(self, places: Places) -> list[float] | list[None]:
+        """What those at `places` cost whoever would take a short queue; None each while a replica is free."""
+        columns, rows = places
+        if not is_none_free(self._estimates):
+            return [None] * len(rows)
+        levelling_s: list[float] = self._estimates.levelling_price_s[columns, rows].tolist()
+        return levelling_s
+
     def _written(self, places: Places) -> tuple[list[Candidate], int | None]:
         """Those at `places`, and the place of the chosen one among them."""
         estimates, chosen = self._estimates, None
@@ -223,6 +232,7 @@ class Notes:
             self._age_s[rows].tolist(),
             self._samples[rows].tolist(),
             estimates.ready_s[columns, rows].tolist(),
+            self._levelling_s(places),
             strict=True,
         )
         candidates: list[Candidate] = []
@@ -230,7 +240,7 @@ class Notes:
         # fmt: off
         for (
             column, row, queue, fetch, compute, first, mean, hit, local, reused, pace, behind, beside, age_s, samples,
-            ready,
+            ready, levelling,
         ) in numbers:
             # fmt: on
             path = PATHS[column]
@@ -238,6 +248,7 @@ class Notes:
                 chosen = len(candidates)
                 candidates.append(self.chosen)
                 self.chosen.blocks_age_s = self._blocks_age(self.chosen, path, row)
+                self.chosen.levelling_price_s = levelling
                 continue
             own = 0 if path is Path.RECOMPUTE else int(local)
             candidates.append(
@@ -259,7 +270,7 @@ class Notes:
                     calibration_state(samples),
                 )
             )
-            candidates[-1].ready_s = ready
+            candidates[-1].ready_s, candidates[-1].levelling_price_s = ready, levelling
             candidates[-1].blocks_age_s = self._blocks_age(candidates[-1], path, row)
             if guesses:
                 candidates[-1].approximate = self._is_guess(row, path, own, int(reused) - own)

@@ -56,6 +56,7 @@ class Candidate(msgspec.Struct):
     approximate: bool = False  # what is reused is a guess from what was sent there, or written, for want of events
     blocks_age_s: Seconds | None = None  # since the oldest of the blocks it reuses was heard of; None: not known
     ready_s: Seconds | None = None  # earliest start the fetch allows; first_token_s: max(queue_s, ready_s) + compute_s
+    levelling_price_s: Seconds | None = None  # delay caused to whoever would take a short queue; None: one was free
 
 
 class Shadow(msgspec.Struct):

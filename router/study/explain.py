@@ -123,6 +123,8 @@ def _beside_first_token(receipt: Receipt, choice: Candidate, other: Candidate) -
     saved = {
         "take {} longer to decode": (other.pace_s - choice.pace_s) * (receipt.expected_output_tokens or 0.0),
         "delay later requests by {} more": other.queue_price_s - choice.queue_price_s,
+        "lengthen the queue of whoever comes next by {} more": (other.levelling_price_s or 0.0)
+        - (choice.levelling_price_s or 0.0),
         "hold up running decodes by {} more": other.decode_price_s - choice.decode_price_s,
     }
     told = [words.format(seconds(value_s)) for words, value_s in saved.items() if value_s >= NOTICED_S]

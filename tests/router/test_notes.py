@@ -47,6 +47,24 @@ def test_a_client_that_asks_gets_the_summary_with_the_choice() -> None:
     assert sent.placement.receipt.choice is sent.placement.notes.chosen
 
 
+@pytest.mark.parametrize("replicas", [2, 12])
+def test_what_a_short_queue_costs_others_is_told_once_no_replica_is_free(replicas: int) -> None:
+    bench = Bench(*["A100"] * replicas)
+    for number in range(replicas + 1):
+        bench.finish(bench.send(0.0, request_id=f"first-{number}"), 5.0)
+    waiting = [bench.send(10.0, request_id=f"r-{number}") for number in range(replicas + 1)]
+    last = bench.send(10.0, request_id="last")
+    for sent in (*waiting, last):
+        bench.finish(sent, 20.0)
+    idle, busy = bench.receipts[replicas + 1], bench.receipts[-1]
+    assert [one.levelling_price_s for one in idle.candidates] == [None] * replicas
+    short, *_rest, long = sorted(busy.candidates, key=lambda one: one.queue_s)
+    assert short.queue_s < long.queue_s
+    assert long.levelling_price_s == 0.0
+    assert short.levelling_price_s is not None
+    assert short.levelling_price_s > 0.0
+
+
 def noted(bench: Bench, sent: Send, first_token_s: float | None = None) -> tuple[Notes, Receipt]:
     """What was noted of one placement, and its receipt as it would be at the end."""
     assert isinstance(sent.placement, Placement)

@@ -100,6 +100,14 @@ def test_a_rule_that_passed_over_a_sooner_first_token_says_what_it_saved() -> No
     assert "but to take 1 s longer to decode and delay later requests by 400 ms more" in text
 
 
+def test_a_rule_that_left_a_short_queue_to_others_says_so() -> None:
+    long, short = the_choice_between_two().candidates
+    long.expected_s, short.expected_s, long.levelling_price_s, short.levelling_price_s = 0.8, 0.4, 0.0, 0.3
+    long.queue_price_s, short.queue_price_s = 0.9, 0.5
+    text = why(the_choice_between_two(candidates=[long, short], chosen=0))
+    assert "400 ms sooner, but to lengthen the queue of whoever comes next by 300 ms more" in text
+
+
 def test_a_stream_that_went_on_elsewhere_says_where_it_broke_and_is_held_against_the_last_choice() -> None:
     broke = Resume("gone", broke_s=2.0, sent_tokens=40, went_on_s=2.9)
     receipt = the_choice_between_two(resumes=[broke], placed_s=2.5, tried=["gone"])
