@@ -34,7 +34,7 @@ from loadtest.traffic import TrafficRow, prompt_tokens
 from router.actions import Action, Ended, Send
 from router.admission import AdmissionConfig
 from router.assemble import Core, assemble
-from router.config import PolicyConfig, RouterConfig
+from router.config import LoadConfig, PolicyConfig, RouterConfig
 from router.directing.directions import directions_of
 from router.identity import Identity, chain
 from router.receipts import Receipt
@@ -304,7 +304,13 @@ class Replay:
 
     def _assembled(self) -> Core:
         conditions = self._conditions
-        config = RouterConfig(policy=conditions.policy, seed=conditions.seed, admission=conditions.admission)
+        period_s = conditions.load_period_s
+        config = RouterConfig(
+            policy=conditions.policy,
+            seed=conditions.seed,
+            admission=conditions.admission,
+            load=LoadConfig() if period_s is None else LoadConfig(period_s=period_s),
+        )
         core = assemble(
             config,
             self._fleets.router,

@@ -210,6 +210,13 @@ def test_load_reports_reach_the_router_with_their_period() -> None:
     assert (told.core.dispatcher.view.sampled_at_s == last_arrival_s // 2.0 * 2.0).all()
 
 
+@pytest.mark.parametrize("period_s", [0.5, 30.0])
+def test_reports_that_come_as_seldom_as_they_are_meant_to_are_no_silence(period_s: float) -> None:
+    """Silence widens estimates; who expects two reports a second would hear it between two that come every 30 s."""
+    run = Replay(demo_fleet(), Conditions(load_period_s=period_s))
+    assert run.core.dispatcher.view.fresh_s > period_s
+
+
 def test_own_requests_in_a_load_report_are_not_taken_for_those_of_others() -> None:
     run = Replay(demo_fleet(), Conditions(load_period_s=0.5))
     run.run(demo_rows(100))
