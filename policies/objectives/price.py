@@ -5,8 +5,8 @@ Model    running_decodes x delay of running decodes
          it, and the memory it comes into is held from the request's arrival, not from its turn. With nobody else
          about it costs nothing
          + while a replica is free: queue_behind x delay of later requests + joining x delay of those who come while
-         the queue of now lasts; while none is: levelling x what those lose who would have taken a short queue. With a
-         weight of 0 for levelling it is the first always. All from `estimators/price.py`
+         the queue of now lasts; while none is: levelling x what those who would have taken a short queue lose by work
+         beyond a mean request's. Without a weight of levelling the first always. All from `estimators/price.py`
 Why more than the delay itself, with joining: of many replicas the one whose queue is estimated too short is taken, so
          the queue that is joined is longer than it looks. That there is none is known without an estimate
 Why another price when none is free: who comes next chooses too, and takes the shortest queue. Long requests do least
@@ -72,8 +72,11 @@ class Price:
 
 
 def is_none_free(shortest_s: float, around: Surroundings) -> bool:
-    """Whether even the shortest queue, seconds, is one; what a step of decodes takes is none."""
-    return shortest_s > FREE_SHARE * around.mean_compute_s
+    """Whether even the shortest queue, seconds, is one; what a step of decodes takes is none.
+
+    Not before it is known what a request takes: till then nobody can say which are long.
+    """
+    return 0.0 < around.mean_compute_s < shortest_s / FREE_SHARE
 
 
 def weight(name: str, value: float) -> float:
