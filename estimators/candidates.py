@@ -277,7 +277,8 @@ class Estimates:
     @cached_property
     def levelling_price_s(self) -> Grid:
         """What those lose who would have taken a short queue; see `price.py`."""
-        return levelling_s(queue_s=self.queue_s, work_s=self.compute_s, among=self.usable_rows)
+        beyond_s = np.maximum(self.compute_s - self.around.mean_compute_s, 0.0)
+        return levelling_s(queue_s=self.queue_s, work_s=beyond_s, among=self.usable_rows)
 
     @cached_property
     def decode_price_s(self) -> Grid:

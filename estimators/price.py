@@ -6,8 +6,9 @@ Model     queue behind      lambda / (2 (1 - rho)) ((Q + w)^2 - Q^2), the differ
                             value function's slope in the backlog does not depend on it
           joining a queue   lambda Q w: who arrives while the queue that is there now lasts waits w longer, whatever
                             comes after it. Zero on a replica without a queue; lambda is at most what one serves
-          levelling         mean over replicas of min(w, how much longer their queue is): whoever comes next takes a
-                            short queue, so w behind the shortest delays all of them and behind the longest nobody
+          levelling         mean over replicas of min(w', how much longer their queue is), w' what w has beyond a mean
+                            request's: whoever comes next takes a short queue, so w behind the shortest delays all of
+                            them and behind the longest nobody. Equal requests have equal queues
           running decodes   n_dec C + d_step x their expected remaining tokens: they stand still while this
                             prefill runs, and this request's KV lengthens each of their later steps
 Valid     rho < 1; clipped at 0.95, where the price is high and still finite. Exact for Poisson arrivals at a replica

@@ -42,7 +42,7 @@ class EndToEnd(Measured):
         running_decodes: float = 0.2,
         fetch: float = 1.0,
         joining: float = 8.0,
-        levelling: float = 4.0,
+        levelling: float = 6.0,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(rng, **common)

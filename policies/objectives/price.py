@@ -5,8 +5,8 @@ Model    running_decodes x delay of running decodes
          it, and the memory it comes into is held from the request's arrival, not from its turn. With nobody else
          about it costs nothing
          + while a replica is free: queue_behind x delay of later requests + joining x delay of those who come while
-         the queue of now lasts; while none is: levelling x what those lose who would have taken a short queue. With a
-         weight of 0 for levelling it is the first always. All from `estimators/price.py`
+         the queue of now lasts; while none is: levelling x what those who would have taken a short queue lose by work
+         beyond a mean request's. Without a weight of levelling the first always. All from `estimators/price.py`
 Why more than the delay itself, with joining: of many replicas the one whose queue is estimated too short is taken, so
          the queue that is joined is longer than it looks. That there is none is known without an estimate
 Why another price when none is free: who comes next chooses too, and takes the shortest queue. Long requests do least
@@ -76,15 +76,19 @@ class Price:
 def is_none_free(estimates: Estimates) -> bool:
     """Whether there is a queue wherever this request can go. One no longer than a step of the decodes there is none:
     every prefill waits for the step under way, and where prefills are short that is much of a mean one.
+
+    Not before it is known what a request takes: till then nobody can say which are long.
     """
-    longest_s = np.maximum(FREE_SHARE * estimates.around.mean_compute_s, estimates.pace_s)
-    return not ((estimates.queue_s <= longest_s) & estimates.usable_rows).any()
+    mean_s = estimates.around.mean_compute_s
+    longest_s = np.maximum(FREE_SHARE * mean_s, estimates.pace_s)
+    return mean_s > 0.0 and not ((estimates.queue_s <= longest_s) & estimates.usable_rows).any()
 
 
 def is_none_of_few_free(few: Sequence[Few], around: Surroundings) -> bool:
     """The same in plain numbers."""
-    longest_s = FREE_SHARE * around.mean_compute_s
-    return not any(one.queue_s <= longest_s or one.queue_s <= one.pace_s for one in few)
+    mean_s = around.mean_compute_s
+    longest_s = FREE_SHARE * mean_s
+    return mean_s > 0.0 and not any(one.queue_s <= longest_s or one.queue_s <= one.pace_s for one in few)
 
 
 def weight(name: str, value: float) -> float:

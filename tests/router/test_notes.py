@@ -53,7 +53,7 @@ def test_what_a_short_queue_costs_others_is_told_once_no_replica_is_free(replica
     for number in range(replicas + 1):
         bench.finish(bench.send(0.0, request_id=f"first-{number}"), 5.0)
     waiting = [bench.send(10.0, request_id=f"r-{number}") for number in range(replicas + 1)]
-    last = bench.send(10.0, request_id="last")
+    last = bench.send(10.0, request_id="last", prompt_tokens=20_000)  # longer than most
     for sent in (*waiting, last):
         bench.finish(sent, 20.0)
     idle, busy = bench.receipts[replicas + 1], bench.receipts[-1]

@@ -231,6 +231,15 @@ def test_where_none_is_free_long_requests_queue_behind_long_ones_and_leave_short
     assert choose(EndToEnd, crowd(4.0, 1.0, 1.2, 1.5), levelling=0.0).row == 0
 
 
+def test_equal_requests_take_the_shortest_queue_even_where_none_is_free() -> None:
+    assert choose(EndToEnd, crowd(0.5, 1.0, 1.01, 1.02)).row == 0
+
+
+def test_nobody_is_long_before_it_is_known_what_requests_take() -> None:
+    estimates = crowd(4.0, 1.0, 1.2, 1.5)
+    assert choose(EndToEnd, replace(estimates, around=replace(estimates.around, mean_compute_s=0.0))).row == 0
+
+
 def test_no_queue_is_so_short_that_a_request_would_wait_for_ever_to_leave_it_to_others() -> None:
     """What levelling costs ends where the queue is as long as the others; the own wait does not."""
     assert choose(EndToEnd, crowd(4.0, 1.0, 90.0)).row == 0
