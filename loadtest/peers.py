@@ -60,6 +60,7 @@ from loadtest.scenarios.prompts import Row, read_rows
 
 DEMO = Path(__file__).parent / "demo"
 FIRST_BYTES = 200
+EXIT_STOPPED = 130  # as shells give for Ctrl-C
 
 
 class _Replica(msgspec.Struct):
@@ -241,7 +242,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {args.core} or {args.core})
-    return run(args)
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        print("stopped before the table was whole; the lines above are what was measured", file=sys.stderr)
+        return EXIT_STOPPED
 
 
 def run(args: argparse.Namespace) -> int:

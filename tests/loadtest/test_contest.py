@@ -216,6 +216,17 @@ def test_a_missing_trace_is_one_sentence_and_status_2(tmp_path: Path, capsys: py
     assert main(["--only", "nonsense", "--out", str(tmp_path)]) == 2
 
 
+def test_a_contest_that_is_stopped_says_how_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loadtest.replay.contest.__main__.play_tables", stopped)
+    assert main(["--quick", "--out", str(tmp_path)]) == 130
+    assert "the same command goes on with it" in capsys.readouterr().err
+
+
 def test_an_unknown_rule_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as refused:
         main(["--out", str(tmp_path), "--rules", "e2e,nonsense"])

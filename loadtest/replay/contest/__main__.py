@@ -24,7 +24,7 @@ from loadtest.replay.flags import part
 from loadtest.replay.workload import PARTS
 
 SLICES = Path(__file__).parent
-EXIT_MISSED, EXIT_USAGE = 1, 2
+EXIT_MISSED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 DESCRIPTION = "play the tables of docs/results.md, and write them into a page"
 
 
@@ -87,7 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not tables or missing:
         print(f"nothing to play: {missing[0]} is not there" if missing else "no table is called so", file=sys.stderr)
         return EXIT_USAGE
-    play_tables(tables, args)
+    try:
+        play_tables(tables, args)
+    except KeyboardInterrupt:
+        print(f"stopped; what was played is kept in {args.out}, and the same command goes on with it", file=sys.stderr)
+        return EXIT_STOPPED
     played = {table.name: own for table in tables if (own := read(table, args.out)) is not None}
     return report(tables, played, args.page, strict=args.strict)
 
