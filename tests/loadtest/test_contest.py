@@ -198,6 +198,11 @@ def test_only_what_is_between_the_comments_is_written_anew() -> None:
     assert page.into(after, [SMALL], own, "plots") == after
 
 
+def test_a_table_of_which_only_the_yardstick_was_played_is_written_too() -> None:
+    own = {"small": played(contestants())}
+    assert f"| `{YARDSTICK}` | 1 (1.00) |" in page.written([SMALL], own, "plots")
+
+
 def test_a_page_without_the_comments_is_left_alone() -> None:
     with pytest.raises(ValueError, match="page has no"):
         page.into("# Results\n", [SMALL], {}, "plots")

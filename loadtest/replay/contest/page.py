@@ -57,10 +57,11 @@ def _numbers(played: Played) -> list[str]:
     sizes = {size for size, _load in settings}
     heads = [(f"{size} replicas, " if len(sizes) > 1 else "") + f"load {load:g}" for size, load in settings]
     names = list(dict.fromkeys(group.policy for group in played.groups))
-    best = {at: lowest({n: g for n, g in rules.items() if n != YARDSTICK}, FIRST)[0] for at, rules in settings.items()}
+    rivals = {at: {n: g for n, g in rules.items() if n != YARDSTICK} for at, rules in settings.items()}
+    best = {at: lowest(rules, FIRST)[0] for at, rules in rivals.items() if rules}
     lines = ["| rule | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(heads)]
     for name in names:
-        cells = [_cell(rules.get(name), best[at] == name) for at, rules in settings.items()]
+        cells = [_cell(rules.get(name), best.get(at) == name) for at, rules in settings.items()]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return lines
 
