@@ -8,6 +8,7 @@ Blind to  a policy's own weights and settings, which receipts do not carry
 
 from __future__ import annotations
 
+from estimators.price import joining_rate_rps
 from router.receipts import Candidate, Receipt
 from router.study.bars import seconds
 
@@ -123,12 +124,22 @@ def _beside_first_token(receipt: Receipt, choice: Candidate, other: Candidate) -
     saved = {
         "take {} longer to decode": (other.pace_s - choice.pace_s) * (receipt.expected_output_tokens or 0.0),
         "delay later requests by {} more": other.queue_price_s - choice.queue_price_s,
+        "delay whoever comes while its queue lasts by {} more": _joining_price_s(receipt, other)
+        - _joining_price_s(receipt, choice),
         "lengthen the queue of whoever comes next by {} more": (other.levelling_price_s or 0.0)
         - (choice.levelling_price_s or 0.0),
         "hold up running decodes by {} more": other.decode_price_s - choice.decode_price_s,
     }
     told = [words.format(seconds(value_s)) for words, value_s in saved.items() if value_s >= NOTICED_S]
     return f", but to {' and '.join(told)}" if told else ""
+
+
+def _joining_price_s(receipt: Receipt, one: Candidate) -> float:
+    """Of the delay of later requests the part that some rules count more than the rest, from what the receipt has."""
+    if receipt.arrival_rps is None or receipt.mean_compute_s is None:
+        return 0.0
+    rate_rps = joining_rate_rps(arrival_rps=receipt.arrival_rps, mean_work_s=receipt.mean_compute_s)
+    return rate_rps * one.queue_s * one.compute_s
 
 
 def _regretted(receipt: Receipt) -> str:

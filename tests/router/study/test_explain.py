@@ -100,6 +100,20 @@ def test_a_rule_that_passed_over_a_sooner_first_token_says_what_it_saved() -> No
     assert "but to take 1 s longer to decode and delay later requests by 400 ms more" in text
 
 
+def test_who_comes_while_a_queue_lasts_is_told_apart_from_all_who_wait_longer() -> None:
+    slow, fast = the_choice_between_two().candidates
+    slow.queue_s, fast.queue_s, slow.compute_s, fast.compute_s = 0.0, 2.0, 0.5, 0.2
+    slow.queue_price_s, fast.queue_price_s, slow.expected_s, fast.expected_s = 0.1, 0.5, 0.9, 0.4
+    taken = {"candidates": [slow, fast], "chosen": 0}
+    later, meanwhile = "but to delay later requests by 400 ms more", "delay whoever comes while its queue lasts by"
+    assert f"{later} and {meanwhile} 200 ms more." in why(
+        the_choice_between_two(**taken, arrival_rps=0.5, mean_compute_s=0.2)
+    )
+    served = the_choice_between_two(**taken, arrival_rps=9.0, mean_compute_s=1.0)  # one a second is served at most
+    assert f"{later} and {meanwhile} 400 ms more." in why(served)
+    assert f"{later}." in why(the_choice_between_two(**taken))
+
+
 def test_a_rule_that_left_a_short_queue_to_others_says_so() -> None:
     long, short = the_choice_between_two().candidates
     long.expected_s, short.expected_s, long.levelling_price_s, short.levelling_price_s = 0.8, 0.4, 0.0, 0.3
