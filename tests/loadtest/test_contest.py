@@ -11,7 +11,17 @@ from loadtest.replay.contest import page
 from loadtest.replay.contest.__main__ import SLICES, chosen, main
 from loadtest.replay.contest.marks import marks
 from loadtest.replay.contest.plan import TRACES, Table, full, quick
-from loadtest.replay.contest.play import YARDSTICK, Played, file_of, forget, jobs_of, kept, play_missing, read
+from loadtest.replay.contest.play import (
+    YARDSTICK,
+    Played,
+    file_of,
+    forget,
+    jobs_of,
+    keep_apart,
+    kept,
+    play_missing,
+    read,
+)
 from loadtest.replay.measure import NUMBERS, Group, Spread
 from loadtest.traffic import read_traffic
 from router.plugins import POLICIES, found
@@ -230,6 +240,25 @@ def test_a_contest_that_is_stopped_says_how_it_goes_on(
     monkeypatch.setattr("loadtest.replay.contest.__main__.play_tables", stopped)
     assert main(["--quick", "--out", str(tmp_path)]) == 130
     assert "the same command goes on with it" in capsys.readouterr().err
+
+
+def test_runs_of_another_part_are_not_mixed_with_those_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.replay.contest.__main__.play_tables", lambda *_args: None)
+    assert [main(["--out", str(tmp_path), "--part", "0-0.04"]) for _ in range(2)] == [0, 0]
+    assert main(["--out", str(tmp_path)]) == 2
+    assert f"{tmp_path} has runs of the part 0-0.04; another --out keeps these apart" in capsys.readouterr().err
+
+
+def test_runs_of_other_traces_are_not_mixed_either(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_bytes(b"one")
+    for _ in range(2):
+        keep_apart({"conversation": trace}, FEW, tmp_path / "out")
+    trace.write_bytes(b"two")
+    with pytest.raises(ValueError, match="has runs of other traces"):
+        keep_apart({"conversation": trace}, FEW, tmp_path / "out")
 
 
 def test_an_unknown_rule_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

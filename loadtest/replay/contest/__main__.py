@@ -4,7 +4,8 @@ Question   which rule is best where, and how far from what is possible
 Pass marks `marks.py`; printed and written, a missed one is exit status 1 only with --strict
 Traces     `--traces DIR` with mooncake_conversation_trace.jsonl.gz and mooncake_synthetic_trace.jsonl.gz, of which the
            part behind the one that weights were chosen on is played; without it the slices beside this file
-Kept       each run is a line of its table's file: what is there is not played again, unless --again names its rule
+Kept       each run is a line of its table's file: what is there is not played again, unless --again names its rule;
+           runs of another part or of other traces want a folder of their own
 Seeds      0, 1, ...; arrivals spread inside a coarse timestamp, the first 15 % of the requests not counted
 """
 
@@ -19,7 +20,7 @@ from time import monotonic
 from loadtest.replay.contest import page
 from loadtest.replay.contest.marks import marks
 from loadtest.replay.contest.plan import TRACES, Table, full, quick
-from loadtest.replay.contest.play import YARDSTICK, Played, forget, play_missing, read
+from loadtest.replay.contest.play import YARDSTICK, Played, forget, keep_apart, play_missing, read
 from loadtest.replay.flags import part
 from loadtest.replay.workload import PARTS
 
@@ -32,9 +33,8 @@ def trace_file(name: str, folder: Path | None) -> Path:
     return SLICES / f"{name}.jsonl.gz" if folder is None else folder / f"mooncake_{name}_trace.jsonl.gz"
 
 
-def play_tables(tables: Sequence[Table], args: argparse.Namespace) -> None:
+def play_tables(tables: Sequence[Table], played_part: tuple[float, float], args: argparse.Namespace) -> None:
     """Play what has no line in the folder yet, and say how it goes on."""
-    played_part = args.part or ((0.0, 1.0) if args.traces is None else PARTS["test"])
     for number, table in enumerate(tables, 1):
         if args.again:
             forget(table.name, args.again, args.out)
@@ -87,8 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not tables or missing:
         print(f"nothing to play: {missing[0]} is not there" if missing else "no table is called so", file=sys.stderr)
         return EXIT_USAGE
+    played_part = args.part or ((0.0, 1.0) if args.traces is None else PARTS["test"])
     try:
-        play_tables(tables, args)
+        keep_apart({name: trace_file(name, args.traces) for name in TRACES}, played_part, args.out)
+    except ValueError as others:
+        print(others, file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        play_tables(tables, played_part, args)
     except KeyboardInterrupt:
         print(f"stopped; what was played is kept in {args.out}, and the same command goes on with it", file=sys.stderr)
         return EXIT_STOPPED

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
@@ -115,6 +116,30 @@ def hold_against_yardstick(runs: Sequence[Summary]) -> None:
         yardstick = of.get((run.replicas, run.load, run.seed))
         if yardstick is not None and run.refused == yardstick.refused:
             run.central_ratio = run.first_token_mean_s / yardstick.first_token_mean_s
+
+
+class PlayedOf(msgspec.Struct):
+    """What the runs in a folder were played of. traces : checksum of each by its name"""
+
+    part: tuple[float, float]
+    traces: dict[str, int]
+
+
+def keep_apart(traces: Mapping[str, Path], part: tuple[float, float], folder: Path) -> None:
+    """Let `folder` have runs of one part of the same traces only: a line does not say of what it is.
+
+    Raises ValueError with a sentence if it has runs of others.
+    """
+    now = PlayedOf(part, {name: crc32(path.read_bytes()) for name, path in traces.items()})
+    note = folder / "played_of.json"
+    if note.exists():
+        before = msgspec.json.decode(note.read_bytes(), type=PlayedOf)
+        if before != now:
+            differs = "other traces" if before.part == part else f"the part {before.part[0]:g}-{before.part[1]:g}"
+            raise ValueError(f"{folder} has runs of {differs}; another --out keeps these apart")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    note.write_bytes(msgspec.json.encode(now))
 
 
 def kept(name: str, folder: Path) -> Iterator[Summary]:
