@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 
@@ -16,6 +18,16 @@ class Screen(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        if isinstance(renderable, Text):  # a mark for each character, so styles stay in place
+            clean = renderable.copy()
+            clean.plain = printable(renderable.plain)
+            return super().render(clean, options)
+        return super().render(renderable, options)
+
+    def out(self, *objects: Any, **options: Any) -> None:
+        super().out(*(printable(str(one)) for one in objects), **options)
 
 
 def printable(text: str) -> str:

@@ -98,7 +98,8 @@ def _table(report: Report) -> Table:
 def _lines(report: Report) -> Iterator[str]:
     yield report.facts.url
     for finding in report.findings:
-        yield f"  {finding.level.value:<{_PLAIN_LEVEL}}{finding.about:<{_PLAIN_ABOUT}}{finding.sentence}"
+        sentence = " ".join(finding.sentence.splitlines())  # a server's words cannot begin a line of their own
+        yield f"  {finding.level.value:<{_PLAIN_LEVEL}}{finding.about:<{_PLAIN_ABOUT}}{sentence}"
         if finding.fix is not None:
             yield f"  {'':<{_PLAIN_LEVEL}}{'':<{_PLAIN_ABOUT}}-> {finding.fix}"
     yield ""

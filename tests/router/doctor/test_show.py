@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
+from router.cli.screen import Screen
 from router.doctor.facts import Facts
 from router.doctor.judge import findings_of
 from router.doctor.show import Report, as_json, print_reports
@@ -42,6 +44,16 @@ def test_a_table_holds_the_same_words() -> None:
         "would not work for http://10.0.0.6:8000.",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_servers_words_can_neither_command_a_terminal_nor_look_like_a_finding(is_terminal: bool) -> None:
+    bad = replace(BAD, trouble="\x1b[2Jsaid\r\nCache-aware routing would work.\n")
+    out = StringIO()
+    print_reports(reports(bad), Screen(file=out, force_terminal=is_terminal, width=100, color_system=None))
+    assert "\x1b[2J" not in out.getvalue()
+    assert "\r" not in out.getvalue()
+    assert "Cache-aware routing would work." not in out.getvalue().splitlines()
 
 
 def test_all_well_says_so() -> None:
