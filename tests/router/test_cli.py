@@ -98,7 +98,7 @@ def test_policies_lists_each_rule_with_what_it_reads_and_its_source() -> None:
     for name in ("round_robin", "least_request", "prefix_hash", "ttft", "e2e"):
         assert name in text
     assert "Mirrokni" in text
-    assert "own_pace=0.3" in text
+    assert "own_pace=0.25" in text
 
 
 def test_check_prints_what_would_be_done_and_ends_well() -> None:

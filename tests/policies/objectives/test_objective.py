@@ -158,17 +158,32 @@ def test_what_keeps_others_waiting_is_paid_for_too() -> None:
     assert choose(Cost, table(*alike, decoding=[30.0, 0.0], usd_per_hour=1.0, pace_s=0.01)).row == SLOW
 
 
-def test_a_long_answer_pays_for_the_time_it_takes_where_its_steps_are_shared() -> None:
+def test_a_request_pays_for_the_time_its_answer_takes() -> None:
     alike = Row(FAST, Path.RECOMPUTE, compute_s=1.0), Row(SLOW, Path.RECOMPUTE, compute_s=1.5)
     estimates = table(*alike, output_tokens=100.0, usd_per_hour=1.0, pace_s=[0.05, 0.01])
-    assert choose(Cost, estimates, own_pace=0.0).row == FAST
+    assert choose(Cost, estimates, held=0.0).row == FAST
     assert choose(Cost, estimates).row == SLOW
 
 
-@pytest.mark.parametrize("rule", [EndToEnd, Cost])
-def test_an_own_pace_that_is_no_weight_is_refused(rule: type[EndToEnd] | type[Cost]) -> None:
-    with pytest.raises(ValueError, match="own_pace"):
-        rule(np.random.default_rng(1), own_pace=-0.1)
+def test_a_request_pays_for_the_time_it_waits() -> None:
+    """Behind a queue it would have less to compute, but would be there for longer."""
+    rows = Row(FAST, Path.LOCAL, queue_s=3.0, compute_s=1.0), Row(SLOW, Path.RECOMPUTE, compute_s=1.5)
+    estimates = table(*rows, usd_per_hour=1.0, pace_s=1e-9)
+    assert choose(Cost, estimates, held=0.0).row == FAST
+    assert choose(Cost, estimates).row == SLOW
+
+
+def test_an_answer_is_no_cheaper_for_the_answers_beside_it() -> None:
+    alike = Row(FAST, Path.RECOMPUTE, compute_s=1.0), Row(SLOW, Path.RECOMPUTE, compute_s=1.0)
+    estimates = table(*alike, output_tokens=1000.0, decoding=[8.0, 1.0], usd_per_hour=1.0, pace_s=[0.011, 0.010])
+    assert choose(Cost, estimates, running_decodes=0.0).row == SLOW
+
+
+@pytest.mark.parametrize(("rule", "name"), [(EndToEnd, "own_pace"), (Cost, "held")])
+def test_a_weight_of_the_own_time_that_is_none_is_refused(rule: type[EndToEnd] | type[Cost], name: str) -> None:
+    settings: dict[str, Any] = {name: -0.1}
+    with pytest.raises(ValueError, match=name):
+        rule(np.random.default_rng(1), **settings)
 
 
 def test_a_replica_of_unknown_price_comes_last_and_seconds_count_where_no_price_is_known() -> None:
