@@ -21,7 +21,7 @@ from estimators.cost import decode_share_s, gpu_seconds, money_usd
 from estimators.hit_probability import HitProbability
 from estimators.mixture import spread_quantile_s, spread_quantiles_of_one_s
 from estimators.paths import COLUMN, PATHS, Path
-from estimators.price import joining_rate_rps, joining_s, levelling_s, queue_behind_s, running_decodes_s
+from estimators.price import backlog_s, joining_rate_rps, joining_s, levelling_s, queue_behind_s, running_decodes_s
 from estimators.routes import Held
 from estimators.spread import ResidualSpread
 from estimators.view import Column
@@ -279,6 +279,18 @@ class Estimates:
         """What those lose who would have taken a short queue; see `price.py`."""
         beyond_s = np.maximum(self.compute_s - self.around.mean_compute_s, 0.0)
         return levelling_s(queue_s=self.queue_s, work_s=beyond_s, among=self.usable_rows)
+
+    @cached_property
+    def backlog_price_s(self) -> Grid:
+        """What all those lose who come while there are queues; see `price.py`."""
+        around = self.around
+        return backlog_s(
+            arrival_rps=around.arrival_rps,
+            utilisation=around.arrival_rps * around.mean_compute_s,
+            queue_s=self.queue_s,
+            work_s=self.compute_s,
+            among=self.usable_rows,
+        )
 
     @cached_property
     def decode_price_s(self) -> Grid:

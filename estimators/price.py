@@ -9,11 +9,14 @@ Model     queue behind      lambda / (2 (1 - rho)) ((Q + w)^2 - Q^2), the differ
           levelling         mean over replicas of min(w', how much longer their queue is), w' what w has beyond a mean
                             request's: whoever comes next takes a short queue, so w behind the shortest delays all of
                             them and behind the longest nobody. Equal requests have equal queues
+          backlog           lambda mean(Q) w / (1 - rho): who comes until all queues are gone waits w longer, wherever
+                            that is. The value function again, with the mean queue instead of one replica's: it says
+                            what computing less is worth, and not where to wait
           running decodes   n_dec C + d_step x their expected remaining tokens: they stand still while this
                             prefill runs, and this request's KV lengthens each of their later steps
 Valid     rho < 1; clipped at 0.95, where the price is high and still finite. Exact for Poisson arrivals at a replica
           that keeps getting lambda; a rule that reads the price sends fewer to a long queue, so it is then too high
-          Levelling is for times in which no replica is free: while one is, who comes next takes that one
+          Levelling and backlog are for times in which no replica is free: while one is, who comes next takes that one
 Blind to  chunking, which hides part of the stand-still; a policy's weight stands for that
 Source    shape of the value function: Krishnan 1990, Hyytiae et al. 2012; terms as in docs/objectives.md. That unequal
           queues serve first-come servers better, long requests behind the long ones: Harchol-Balter, Crovella, Murta
@@ -77,6 +80,18 @@ def levelling_s(*, queue_s: Column, work_s: Column, among: npt.NDArray[np.bool_]
     shorter = np.searchsorted(others_s, queue_s)
     passed_s = below_s[reached] - below_s[shorter] - (reached - shorter) * queue_s
     return np.asarray((passed_s + (len(others_s) - reached) * work_s) / len(others_s))
+
+
+def backlog_s(
+    *, arrival_rps: float, utilisation: float, queue_s: Column, work_s: Column, among: npt.NDArray[np.bool_]
+) -> Column:
+    """Expected delay, summed over all who come while there are queues, of `work_s` more to compute in the fleet.
+
+    arrival_rps, utilisation : as in `queue_behind_s`
+    queue_s : (rows,), >= 0; work_s : (..., rows), >= 0; among : replicas that can be chosen, (rows,), at least one
+    """
+    factor_rps = queue_factor_rps(arrival_rps=arrival_rps, utilisation=utilisation)
+    return np.asarray(2.0 * factor_rps * queue_s[among].mean() * work_s)
 
 
 def running_decodes_s(

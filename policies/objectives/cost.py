@@ -30,7 +30,7 @@ FIRST_TOKEN_MS, PACE_MS = 5000.0, 100.0
 
 class Cost(Measured):
     """held : share of a replica that a request is charged for while it is there, >= 0
-    queue_behind, running_decodes, fetch, joining, levelling : weights of what others lose, >= 0; see `price.py`
+    queue_behind, running_decodes, fetch, joining, levelling, backlog : weights of what others lose, >= 0, see `price.py`
 
     Deadlines are 5 s and 100 ms for each further token where neither request nor settings name others.
     """
@@ -49,13 +49,14 @@ class Cost(Measured):
         fetch: float = 1.0,
         joining: float = 12.0,
         levelling: float = 2.0,
+        backlog: float = 0.0,
         **common: Unpack[Common],
     ) -> None:
         common.setdefault("slo_ttft_ms", FIRST_TOKEN_MS)
         common.setdefault("slo_tpot_ms", PACE_MS)
         super().__init__(rng, **common)
         self._held = weight("held", held)
-        self._price = Price(queue_behind, running_decodes, fetch, joining, levelling)
+        self._price = Price(queue_behind, running_decodes, fetch, joining, levelling, backlog)
 
     def value(self, request: RequestFacts, estimates: Estimates) -> Grid:
         there_s = estimates.expected_s + estimates.output_tokens * estimates.pace_s

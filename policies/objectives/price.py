@@ -6,11 +6,14 @@ Model    running_decodes x delay of running decodes
          about it costs nothing
          + while a replica is free: queue_behind x delay of later requests + joining x delay of those who come while
          the queue of now lasts; while none is: levelling x what those who would have taken a short queue lose by work
-         beyond a mean request's. Without a weight of levelling the first always. All from `estimators/price.py`
+         beyond a mean request's + backlog x what all lose who come while there are queues. Without a weight of
+         levelling the first always. All from `estimators/price.py`
 Why more than the delay itself, with joining: of many replicas the one whose queue is estimated too short is taken, so
          the queue that is joined is longer than it looks. That there is none is known without an estimate
 Why another price when none is free: who comes next chooses too, and takes the shortest queue. Long requests do least
          harm behind the longest one, where nobody else wants to go; short ones then have short queues for themselves
+Why backlog: queues of half a minute hide behind their errors what a prompt's state is worth. Counted whole, requests
+         would wait for their state however long its queue is
 Blind to how full each link and each memory is
 """
 
@@ -38,6 +41,7 @@ class Price:
     fetch: float = 0.0
     joining: float = 0.0
     levelling: float = 0.0
+    backlog: float = 0.0
 
     def __post_init__(self) -> None:
         weight("queue_behind", self.queue_behind)
@@ -45,6 +49,7 @@ class Price:
         weight("fetch", self.fetch)
         weight("joining", self.joining)
         weight("levelling", self.levelling)
+        weight("backlog", self.backlog)
 
     def of(self, estimates: Estimates) -> Grid:
         """Seconds that others lose by each candidate, (paths, rows)."""
@@ -52,7 +57,8 @@ class Price:
         utilisation = min(1.0, around.arrival_rps * around.mean_compute_s)
         price_s = self.running_decodes * estimates.decode_price_s + self.fetch * utilisation * estimates.fetch_s
         if self.levelling > 0.0 and is_none_free(estimates):
-            return price_s + self.levelling * estimates.levelling_price_s
+            levelled_s = price_s + self.levelling * estimates.levelling_price_s
+            return levelled_s if self.backlog == 0.0 else levelled_s + self.backlog * estimates.backlog_price_s
         price_s = price_s + self.queue_behind * estimates.queue_price_s
         return price_s if self.joining == 0.0 else price_s + self.joining * estimates.joining_price_s
 
