@@ -30,7 +30,7 @@ FIRST_TOKEN_MS, PACE_MS = 5000.0, 100.0
 
 class Cost(Measured):
     """held : share of a replica that a request is charged for while it is there, >= 0
-    queue_behind, running_decodes, fetch, joining, levelling, backlog : weights of what others lose, >= 0, see `price.py`
+    queue_behind, running_decodes, fetch, joining, levelling, backlog : weights of what others lose, >= 0: `price.py`
 
     Deadlines are 5 s and 100 ms for each further token where neither request nor settings name others.
     """

@@ -128,6 +128,9 @@ def _beside_first_token(receipt: Receipt, choice: Candidate, other: Candidate) -
         - _joining_price_s(receipt, choice),
         "lengthen the queue of whoever comes next by {} more": (other.levelling_price_s or 0.0)
         - (choice.levelling_price_s or 0.0),
+        "compute {} more while all others wait": 0.0
+        if choice.levelling_price_s is None
+        else other.compute_s - choice.compute_s,
         "hold up running decodes by {} more": other.decode_price_s - choice.decode_price_s,
     }
     told = [words.format(seconds(value_s)) for words, value_s in saved.items() if value_s >= NOTICED_S]

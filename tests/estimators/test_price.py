@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimators.price import joining_rate_rps, joining_s, levelling_s, queue_behind_s, running_decodes_s
+from estimators.price import backlog_s, joining_rate_rps, joining_s, levelling_s, queue_behind_s, running_decodes_s
 
 
 def behind(queue_s: float, work_s: float, arrival_rps: float = 0.5, utilisation: float = 0.5) -> float:
@@ -115,6 +115,29 @@ def test_paths_of_one_replica_level_by_what_each_computes() -> None:
         queue_s=np.array([0.0, 9.0]), work_s=np.array([[1.0, 1.0], [4.0, 4.0]]), among=np.ones(2, bool)
     )
     assert both_s.tolist() == [[0.5, 0.0], [2.0, 0.0]]
+
+
+def test_backlog_is_the_price_of_a_queue_of_mean_length_without_the_wait_for_itself() -> None:
+    queues_s, usable = np.array([1.0, 3.0, 50.0]), np.array([True, True, False])
+    backlog = backlog_s(
+        arrival_rps=0.8, utilisation=0.5, queue_s=queues_s, work_s=np.array([[0.1, 0.1, 0.1]]), among=usable
+    )
+    whole_s = queue_behind_s(arrival_rps=0.8, utilisation=0.5, queue_s=np.array([2.0]), work_s=np.array([0.1]))
+    own_s = queue_behind_s(arrival_rps=0.8, utilisation=0.5, queue_s=np.array([0.0]), work_s=np.array([0.1]))
+    assert backlog == pytest.approx(np.full((1, 3), whole_s - own_s))
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=2, max_size=6), st.floats(0.0, 10.0))
+def test_backlog_is_the_same_wherever_a_request_waits(queues_s: list[float], work_s: float) -> None:
+    queue_s = np.array(queues_s)
+    backlog = backlog_s(
+        arrival_rps=1.0,
+        utilisation=0.9,
+        queue_s=queue_s,
+        work_s=np.full(queue_s.shape, work_s),
+        among=np.ones(queue_s.shape, dtype=bool),
+    )
+    assert (backlog == backlog[0]).all()
 
 
 def test_nobody_arriving_means_nobody_to_pay_for() -> None:

@@ -216,6 +216,7 @@ def test_of_equally_lean_ones_the_makespan_takes_the_earliest_first_token() -> N
         {"running_decodes": float("inf")},
         {"joining": -0.1},
         {"levelling": -0.1},
+        {"backlog": -0.1},
     ],
 )
 def test_weights_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
@@ -263,6 +264,14 @@ def test_no_queue_is_so_short_that_a_request_would_wait_for_ever_to_leave_it_to_
 
 def test_while_a_replica_is_free_nobody_is_sent_behind_a_queue_for_the_sake_of_others() -> None:
     assert choose(EndToEnd, crowd(4.0, 0.04, 1.2, 1.5)).row == 0
+
+
+def test_where_all_wait_a_request_stays_with_its_state_though_another_queue_looks_shorter() -> None:
+    rows = Row(0, Path.LOCAL, queue_s=33.0, compute_s=0.2), Row(1, Path.RECOMPUTE, queue_s=30.0, compute_s=2.0)
+    alone = table(*rows)
+    full = replace(alone, around=replace(alone.around, arrival_rps=0.38, mean_compute_s=2.5))
+    assert choose(EndToEnd, full).row == 0
+    assert choose(EndToEnd, full, backlog=0.0).row == 1
 
 
 @given(

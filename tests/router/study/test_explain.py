@@ -122,6 +122,16 @@ def test_a_rule_that_left_a_short_queue_to_others_says_so() -> None:
     assert "400 ms sooner, but to lengthen the queue of whoever comes next by 300 ms more" in text
 
 
+def test_a_rule_that_computed_less_where_all_wait_says_so() -> None:
+    local, shorter = the_choice_between_two().candidates
+    local.expected_s, shorter.expected_s, local.compute_s, shorter.compute_s = 0.8, 0.4, 0.1, 0.9
+    local.queue_price_s = shorter.queue_price_s
+    more = "compute 800 ms more while all others wait"
+    assert more not in why(the_choice_between_two(candidates=[local, shorter], chosen=0))
+    local.levelling_price_s = shorter.levelling_price_s = 0.0
+    assert more in why(the_choice_between_two(candidates=[local, shorter], chosen=0))
+
+
 def test_a_stream_that_went_on_elsewhere_says_where_it_broke_and_is_held_against_the_last_choice() -> None:
     broke = Resume("gone", broke_s=2.0, sent_tokens=40, went_on_s=2.9)
     receipt = the_choice_between_two(resumes=[broke], placed_s=2.5, tried=["gone"])
