@@ -52,6 +52,11 @@ class Surroundings:
     output_tokens: float
     others_output_tokens: float
 
+    @property
+    def utilisation(self) -> float:
+        """Share of its time that a replica prefills, >= 0; above 1 more arrives than it can do."""
+        return self.arrival_rps * self.mean_compute_s
+
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
@@ -262,7 +267,7 @@ class Estimates:
         around = self.around
         return queue_behind_s(
             arrival_rps=around.arrival_rps,
-            utilisation=around.arrival_rps * around.mean_compute_s,
+            utilisation=around.utilisation,
             queue_s=self.queue_s,
             work_s=self.compute_s,
         )
@@ -286,7 +291,7 @@ class Estimates:
         around = self.around
         return backlog_s(
             arrival_rps=around.arrival_rps,
-            utilisation=around.arrival_rps * around.mean_compute_s,
+            utilisation=around.utilisation,
             queue_s=self.queue_s,
             work_s=self.compute_s,
             among=self.usable_rows,

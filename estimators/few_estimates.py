@@ -60,9 +60,7 @@ class FewEstimates(Estimates):
         self._few: list[Few] | None = None
         self.age_s = age_s
         self.around = around
-        self._factor_rps = queue_factor_rps(
-            arrival_rps=around.arrival_rps, utilisation=around.arrival_rps * around.mean_compute_s
-        )
+        self._factor_rps = queue_factor_rps(arrival_rps=around.arrival_rps, utilisation=around.utilisation)
         self._joining_rps = joining_rate_rps(arrival_rps=around.arrival_rps, mean_work_s=around.mean_compute_s)
         self.prompt_tokens = prompt_tokens
         self.pace_scale = view.pace_scale.copy()  # prices may be asked for when it has moved on

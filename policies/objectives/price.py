@@ -54,7 +54,7 @@ class Price:
     def of(self, estimates: Estimates) -> Grid:
         """Seconds that others lose by each candidate, (paths, rows)."""
         around = estimates.around
-        utilisation = min(1.0, around.arrival_rps * around.mean_compute_s)
+        utilisation = min(1.0, around.utilisation)
         price_s = self.running_decodes * estimates.decode_price_s + self.fetch * utilisation * estimates.fetch_s
         if self.levelling > 0.0 and is_none_free(estimates):
             levelled_s = price_s + self.levelling * estimates.levelling_price_s
@@ -68,7 +68,7 @@ class Price:
         if self.levelling > 0.0 and is_none_of_few_free(few, around):
             price_s = self.of(estimates)
             return [price_s.item((one.column, one.row)) for one in few]
-        fetch = self.fetch * min(1.0, around.arrival_rps * around.mean_compute_s)
+        fetch = self.fetch * min(1.0, around.utilisation)
         queue, decodes, joining = self.queue_behind, self.running_decodes, self.joining
         return [
             decodes * one.decode_price_s
